@@ -44,7 +44,7 @@ Step = tuple[str, Callable[[Report], object]]
 def setup(*, yes: bool) -> int:
     """Install what Belljar needs on this host: tools, guest kernel, default image.
 
-    Lists the steps with their commands and asks for confirmation. Can be run again: only what is
+    Lists the steps and asks for confirmation. Can be run again: only what is
     missing is installed. Without root, it fetches the kernel, builds the image and prints the
     command that root must run.
 

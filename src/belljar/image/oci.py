@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any, Final
@@ -65,7 +65,11 @@ def import_image(
             check_platform(config)
             image_config = config_of(config)
             with ExitStack() as opened:
-                layers = _merge(tree, opened, scratch, found, config, bounds, report=report)
+                layers = list[LayerBlob]()
+                for layer in _layers(found, config, scratch, bounds):
+                    layers.append(opened.enter_context(closing(layer)))
+                    report(f"reading layer {len(layers)} of {len(found.layers)}")
+                    tree.apply_layer(layer)
                 report("packing")
                 pack_tree(tree, layers, image_config, rootfs)
             return Store(home).add(
@@ -91,17 +95,10 @@ def check_platform(config: Mapping[str, Any]) -> None:
         raise LayerError(f"it is made for {made_for}; guests here are linux/{arch}")
 
 
-def _merge(
-    tree: MergedTree,
-    opened: ExitStack,
-    scratch: Path,
-    found: ImageParts,
-    config: Mapping[str, Any],
-    limits: ImportLimits,
-    *,
-    report: Report,
-) -> list[LayerBlob]:
-    stated, layers = config.get("rootfs"), list[LayerBlob]()
+def _layers(
+    found: ImageParts, config: Mapping[str, Any], scratch: Path, limits: ImportLimits
+) -> Iterator[LayerBlob]:
+    stated = config.get("rootfs")
     diff_ids = stated.get("diff_ids") if isinstance(stated, dict) else None
     if not isinstance(diff_ids, list):
         raise LayerError("a document is broken: diff_ids")
@@ -109,16 +106,11 @@ def _merge(
         counts = f"{len(found.layers)} layers, and {len(diff_ids)} in its configuration"
         raise LayerError(f"it has {counts}; at most {limits.max_layers}")
     left_bytes = limits.max_bytes
-    for number, ((name, digest), diff_id) in enumerate(zip(found.layers, diff_ids, strict=True), 1):
-        report(f"reading layer {number} of {len(diff_ids)}")
-        blob = found.files(name)
-        layer = open_layer(blob, digest or None, max_bytes=left_bytes, scratch=scratch)
-        layers.append(opened.enter_context(closing(layer)))
-        if diff_id != f"sha256:{layer.diff_id}":
-            raise LayerError(f"layer {number} is not the one that the configuration names")
+    for (name, digest), diff_id in zip(found.layers, diff_ids, strict=True):
+        blob, known = found.files(name), str(diff_id) or "none"  # an empty one fits no layer
+        layer = open_layer(blob, scratch, max_bytes=left_bytes, digest=digest, diff_id=known)
         left_bytes -= layer.size_bytes
-        tree.apply_layer(layer)
-    return layers
+        yield layer
 
 
 def pack_tree(
@@ -128,8 +120,7 @@ def pack_tree(
         found = tree.at(path)
         is_link = found is not None and found.kind is ImageEntryKind.SYMLINK
         if found and found.kind is not wanted and not (is_link and path in _MAY_BE_LINKS):
-            what = f"its /{path.decode()} is a {found.kind}, where a {wanted} is needed"
-            raise LayerError(what)
+            raise LayerError(f"its /{path.decode()} is a {found.kind}; a {wanted} is needed")
     for place in (config.workdir, *config.volumes):
         above = ""
         for part in filter(None, place.split("/")):
@@ -153,7 +144,7 @@ def pack_layer(
     file: IO[bytes], config: ImageConfig, rootfs: Path, *, keep_setuid: bool
 ) -> MergedTree:
     limits = ImportLimits()
-    layer = LayerBlob(file, os.fstat(file.fileno()).st_size, "")
+    layer = LayerBlob(file)
     if layer.size_bytes > limits.max_bytes:
         raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
     tree = MergedTree(limits, keep_setuid=keep_setuid)
@@ -165,15 +156,10 @@ def pack_layer(
 # What a cell's start mounts over, reads or writes before the image's first program, made where it
 # is missing. A pipe would hold the start, a link lead it elsewhere; some images have a link that
 # does neither.
+_FILES: Final = ("passwd", "group", "hostname", "hosts", "machine-id", "resolv.conf")
 _PLACES: Final = {
     **dict.fromkeys((b"dev", b"proc", b"sys", b"run", b"etc", b"tmp"), ImageEntryKind.DIRECTORY),
-    **dict.fromkeys(
-        (
-            *(b"etc/passwd", b"etc/group", b"etc/hostname", b"etc/hosts"),
-            *(b"etc/machine-id", b"etc/resolv.conf"),
-        ),
-        ImageEntryKind.FILE,
-    ),
+    **{f"etc/{name}".encode(): ImageEntryKind.FILE for name in _FILES},
 }
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
 _NOT_MADE: Final = {b"etc/passwd", b"etc/group"}

@@ -75,9 +75,9 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
     save` wrote a layer that occurs twice as one.
     """
     opened = (
-        LayerBlob(archive.open("rb"), archive.stat().st_size, "")
+        LayerBlob(archive.open("rb"))
         if is_plain(archive)
-        else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=work)
+        else open_layer(archive, work, max_bytes=limits.max_bytes)
     )
     with closing(opened):
         found, links, text_bytes = dict[str, tuple[int, int]](), dict[str, str](), 0

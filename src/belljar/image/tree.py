@@ -44,10 +44,9 @@ _ZSTD_WINDOW_BYTES: Final = 128 << 20
 
 
 class LayerBlob:
-    def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.size_bytes = size_bytes
-        self.diff_id = diff_id
+        self.size_bytes = os.fstat(file.fileno()).st_size
 
     def pread(self, count: int, offset: int) -> bytes:
         return os.pread(self._file.fileno(), count, offset)
@@ -64,12 +63,14 @@ class LayerBlob:
         self._file.close()
 
 
-def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob and compare a known digest."""
+def open_layer(
+    blob: Path, scratch: Path, *, max_bytes: int, digest: str = "", diff_id: str = ""
+) -> LayerBlob:
+    """Decompress a blob, and compare known digests of it and of its content."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         with blob.open("rb") as source:
-            if digest not in {None, hashlib.file_digest(source, "sha256").hexdigest()}:
+            if digest not in {"", hashlib.file_digest(source, "sha256").hexdigest()}:
                 raise LayerError("a layer's bytes are not those of its digest")
             source.seek(0)
             plain, size = hashlib.sha256(), 0
@@ -80,8 +81,10 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
                     raise LayerError(what, hint="--max-size allows more")
                 plain.update(chunk)
                 file.write(chunk)
+        if diff_id not in {"", f"sha256:{plain.hexdigest()}"}:
+            raise LayerError("a layer is not the one that the configuration names")
         file.flush()
-        return LayerBlob(file, size, plain.hexdigest())
+        return LayerBlob(file)
     except BaseException:
         file.close()
         raise
