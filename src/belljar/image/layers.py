@@ -87,7 +87,7 @@ class LayerEntry:
     """
 
     path: EntryPath = ()
-    kind: ImageEntryKind
+    kind: ImageEntryKind = ImageEntryKind.DIRECTORY
     mode: int = 0o755
     uid: int = 0
     gid: int = 0

@@ -133,7 +133,7 @@ class MergedTree:
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
-        self.root = LayerEntry(kind=ImageEntryKind.DIRECTORY, layer=0)
+        self.root = LayerEntry()
         self.newest_s = 0
         self.has_setuid = False
         self.high_owner = ""  # a file whose owner no container can have, and its ids
@@ -229,15 +229,13 @@ class MergedTree:
         parent.children[name] = entry
 
     def _link_target(self, entry: LayerEntry) -> LayerEntry:
-        target = entry.target.removeprefix(b"/") if entry.target.startswith(b"/") else entry.target
-        parts = tuple(part for part in target.split(b"/") if part not in {b"", b"."})
+        parts = tuple(part for part in entry.target.split(b"/") if part not in {b"", b"."})
         if b".." in parts or not parts:
             raise LayerError(f"the hard link {_shown(entry.path)} leads out of the image")
         parent = self._find(parts[:-1])
         node = None if parent is None else parent.children.get(parts[-1])
         if node is None or node.kind is ImageEntryKind.DIRECTORY:
-            to = printable(entry.target)
-            raise LayerError(f"the hard link {_shown(entry.path)} points to no file of it: {to!r}")
+            raise LayerError(f"the hard link {_shown(entry.path)} points to no file of it")
         # The name is this layer's now: a whiteout of this layer must not take it.
         node.layer = self._layer
         return node
@@ -279,12 +277,9 @@ class MergedTree:
             child = above[-1].children.get(part)
             if child is None and make is not None:
                 self._count()  # a short name implies many directories
-                child = above[-1].children[part] = LayerEntry(
-                    kind=ImageEntryKind.DIRECTORY,
-                    layer=self._layer,
-                    mtime_s=make,
-                    path_bytes=self._measured(above[-1], part),
-                )
+                path_bytes = self._measured(above[-1], part)
+                child = LayerEntry(layer=self._layer, mtime_s=make, path_bytes=path_bytes)
+                above[-1].children[part] = child
             if child is not None and child.kind is ImageEntryKind.SYMLINK:
                 followed += 1
                 above = self._follow(child, above, todo, followed)
