@@ -229,23 +229,16 @@ def check_air_gap() -> tuple[AirGapFinding, ...]:
     """Raise `OSError` if interfaces can't be listed."""
     links = _links()
     outer = [link.name for link in links if not link.is_loopback and link.kind not in _SINKS]
-    return (
-        *(judged(f"interface {link.name}", "looked", [seen(link)]) for link in links),
-        *(
-            judged(
-                f"{family} {name}",
-                "tried",
-                (_way(each, kind, device) for device in ("", *outer) for each in addresses),
-            )
-            for family, addresses in _ADDRESSES.items()
-            for name, kind in _KINDS.items()
-        ),
-        judged("namespaces", "looked", _namespaces()),
-        judged("DNS", "tried", _servers(_resolvers())),
-        judged("proxies", "tried", _servers(proxies().values())),
-        judged("vsock", "tried", _vsock()),
-        *look(),
-    )
+    found = [judged(f"interface {link.name}", "looked", [seen(link)]) for link in links]
+    for family, addresses in _ADDRESSES.items():
+        for name, kind in _KINDS.items():
+            ways = (_way(each, kind, device) for device in ("", *outer) for each in addresses)
+            found.append(judged(f"{family} {name}", "tried", ways))
+    found.append(judged("namespaces", "looked", _namespaces()))
+    found.append(judged("DNS", "tried", _servers(_resolvers())))
+    found.append(judged("proxies", "tried", _servers(proxies().values())))
+    found.append(judged("vsock", "tried", _vsock()))
+    return (*found, *look())
 
 
 # --- interfaces

@@ -190,9 +190,7 @@ def check_host(about: Mapping[str, Any]) -> None:
 def install_bundle(
     home: Path, path: Path, *, expected_key: str, packages: bool, allow_older: bool, report: Report
 ) -> Bundle:
-    """Install a bundle, again after an interruption. Raises `BundleError`, `HostError` before
-    anything is installed. `packages` come last: they replace this program.
-    """
+    """Raise `BundleError`, `HostError` before anything is installed."""
     bundle = open_bundle(path, expected_key=expected_key)
     about = bundle.about
     check_host(about)

@@ -249,9 +249,7 @@ def create(
 
 
 def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[ServiceBuild]]:
-    """Load a task, and end its changes to the environment here. Raises `PolicyError`;
-    `ContainmentBreach` when another sandbox provider was about to be used.
-    """
+    """Load a task. Raises `ContainmentBreach` for another sandbox provider."""
     from belljar.harness.evaluate import load_only
     from belljar.harness.options import RunRequest
 

@@ -1,3 +1,1 @@
-"""Builds, imports and stores images, and the guest kernel. Must not mount or run an image on the
-host, or trust a path, name or size of an archive.
-"""
+"""Builds and stores images; never mounts or runs one on the host."""

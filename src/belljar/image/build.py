@@ -1,7 +1,4 @@
-"""Belljar's own images, from the host's Debian mirror and Python indexes.
-
-Nothing of the host gets into them; equal package versions give equal bytes.
-"""
+"""Belljar's own images, from the host's Debian mirror; nothing of the host gets in."""
 
 from __future__ import annotations
 

@@ -101,10 +101,7 @@ class BuildRecipe(NamedTuple):
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
 ) -> tuple[Image, bool]:
-    """Return an image, and true if it had to be built.
-
-    Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError`.
-    """
+    """Return an image, and true if it had to be built. Raises `PolicyError`, `HostError`."""
     check_name(request.name)
     store = Store(home)
     recipe = read_recipe(store, request)
@@ -261,9 +258,7 @@ def _build(
 def pack_result(
     inside: Inside, buildah: Sequence[str], volumes: Iterable[str], *, keep_setuid: bool
 ) -> dict[str, Any]:
-    """Return arguments of `Store.add`; a step that broke out of its container can have forged them.
-    Raises `LayerError` for what an image may not have.
-    """
+    """Return arguments of `Store.add`, which a step that broke out can have forged."""
     rootfs = inside.work.parent / "rootfs"
     try:
         with _held_directory(inside.work / "out", inside.first_uid) as out:

@@ -77,9 +77,7 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 
 
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
-    """Return the digest of names, kinds, modes and contents; copy them `into` a directory. Raises
-    `PolicyError` for a special file, and beyond the bounds.
-    """
+    """Raise `PolicyError` for a special file, and beyond the bounds."""
     try:
         return _take_all(context, ignored, into)
     except (OSError, ValueError) as error:

@@ -1,7 +1,4 @@
-"""Reads a hostile tar stream: every length is bounded before use.
-
-Known are ustar, GNU's long names and base-256 numbers, and pax records.
-"""
+"""Reads a hostile tar stream: every length is bounded before use."""
 
 from __future__ import annotations
 
@@ -81,10 +78,7 @@ KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(slots=True, kw_only=True)
 class LayerEntry:
-    """A file of a layer, then of the merged tree; hard links are one entry.
-
-    The last four fields are the tree's; `layer` is the last that named the file.
-    """
+    """A file of a layer; the last four fields are the merged tree's."""
 
     path: EntryPath = ()
     kind: ImageEntryKind = ImageEntryKind.DIRECTORY
@@ -105,10 +99,7 @@ class LayerEntry:
 def read_entries(
     pread: Callable[[int, int], bytes], size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
-    """Yield entries in about 2 MiB of memory.
-
-    Raises `LayerError`, also for an end inside of an entry.
-    """
+    """Yield entries in about 2 MiB of memory. Raises `LayerError`."""
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
         header = pread(_BLOCK, offset)

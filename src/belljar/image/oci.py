@@ -1,7 +1,4 @@
-"""Imports container images: read with bounds, merged in memory.
-
-`design/policy.md` says why no tool unpacks them on the host.
-"""
+"""Imports container images; `design/policy.md` says why no tool unpacks them."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ def import_image(
     keep_setuid: bool = False,
     report: Report = lambda _line: None,
 ) -> Image:
-    """Put the image `ref`, as skopeo names it, into the store.
-
-    Raises `PolicyError` for a broken, hostile or too large one, else `HostError`.
-    """
+    """Raise `PolicyError` for a broken, hostile or too large image, else `HostError`."""
     bounds = limits or ImportLimits()
     if name:
         check_name(name)

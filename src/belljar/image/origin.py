@@ -71,9 +71,7 @@ class ImageParts:
 
 @contextmanager
 def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterator[Files]:
-    """Give files one at a time, below `work` under one fixed name. Links are followed: `docker
-    save` wrote a layer that occurs twice as one.
-    """
+    """Follow links: `docker save` wrote a layer that occurs twice as one."""
     opened = (
         LayerBlob(archive.open("rb"))
         if is_plain(archive)

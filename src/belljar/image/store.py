@@ -78,10 +78,7 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """Return the image of a reference or a digest. Raises `HostError`.
-
-        A reference's digest must be an origin; its tag is ignored then, as in Docker.
-        """
+        """Return the image of a reference (without its tag if it has a digest) or a digest."""
         names, origins = self._indexes()
         reference = _parsed(ref)
         if reference is not None and reference.digest:
@@ -116,10 +113,7 @@ class Store:
         origins: Sequence[str] = (),
         **facts: Any,  # noqa: ANN401 - further fields of `Image`
     ) -> Image:
-        """Move `rootfs` (squashfs, on the store's file system) into the store.
-
-        Names and `origins` move from the images that had them.
-        """
+        """Take `rootfs`; names and `origins` move from the images that had them."""
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         rootfs.chmod(0o600)
         with rootfs.open("ab") as file:  # a block of its own for the configuration's hash

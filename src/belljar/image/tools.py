@@ -1,7 +1,4 @@
-"""Runs the host's tools, bounded in time and size of their files.
-
-A tool that needs root gets a user namespace of its own.
-"""
+"""Runs the host's tools, bounded in time and in size of their files."""
 
 from __future__ import annotations
 
@@ -53,9 +50,7 @@ def run_tool(
     cwd: Path | None = None,
     watch: Watch = lambda: None,
 ) -> bytes:
-    """Return standard output. Raises `HostError`. The process group is killed at `timeout_s`, on
-    interruption and when `watch` raises.
-    """
+    """Return standard output. Raises `HostError`; then the process group is killed."""
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
         output, complaint = polled(
             lambda poll_s: process.communicate(timeout=poll_s), argv, timeout_s, watch
@@ -80,9 +75,7 @@ def polled(
 
 
 def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> None:
-    """Run an installer, its output in `log`. Raises `HostError`. An interruption is raised only
-    after it has ended: half of a package would be left.
-    """
+    """Wait for an installer's end, also when interrupted: half a package would be left."""
     log.touch(mode=0o600)
     joint = subprocess.STDOUT
     with log.open("wb") as file, started(argv, stdout=file, stderr=joint) as process:
@@ -100,10 +93,7 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
 def drained(
     process: subprocess.Popen[bytes], *, on_line: Report = lambda _line: None
 ) -> Iterator[bytearray]:
-    """Keep the last 16 KiB of standard error, or a joint output.
-
-    `on_line` runs in another thread, with at most 4 KiB.
-    """
+    """Keep the last 16 KiB; `on_line` runs in another thread, with at most 4 KiB."""
     kept, stream = bytearray(), process.stderr or process.stdout
 
     def read() -> None:
@@ -363,10 +353,7 @@ def user_namespace(
     has_network: bool = False,
     report: Report = lambda _line: None,
 ) -> Iterator[Inside]:
-    """Let tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
-
-    Raises `HostError` where this user can have no namespace.
-    """
+    """Let tools see `/usr`, `work` and, read-only, `shown`. Raises `HostError`."""
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
         shows = [(str(path.relative_to(home)), str(SHOWN / path.name)) for path in shown]

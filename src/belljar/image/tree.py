@@ -1,7 +1,4 @@
-"""Layers: decompressed with bounds, merged in memory, packed as squashfs.
-
-No name becomes a host path; a link that climbs above the root is refused.
-"""
+"""Layers, decompressed with bounds and merged in memory. No name becomes a host path."""
 
 from __future__ import annotations
 
@@ -128,9 +125,7 @@ _TYPES: Final = {kind: tar_type for tar_type, kind in KINDS.items()}
 
 
 class MergedTree:
-    """Merges layers, the lowest first. Without `keep_setuid`, set-user-ID bits and capabilities of
-    files are removed. Raises `LayerError` for what an image may not have.
-    """
+    """Raise `LayerError` for what an image may not have. The lowest layer comes first."""
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
         self.root = LayerEntry()

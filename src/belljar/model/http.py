@@ -1,7 +1,4 @@
-"""HTTP/1.1 to a hostile model server in a cell.
-
-Its answer is bounded in size and time, and must be JSON, or events of JSON.
-"""
+"""HTTP/1.1 to a hostile model server, whose answers are bounded and must be JSON."""
 
 from __future__ import annotations
 
@@ -82,9 +79,7 @@ class _Usage(BaseModel):
 
 
 class ServerAnswer:
-    """An answer whose head has come; its body is checked as it is read. `tokens` are the server's
-    word.
-    """
+    """An answer whose head has come; `tokens` are the server's word."""
 
     def __init__(self, stream: ByteStream, give_up: float, max_bytes: int) -> None:
         self.status, self.content_type = 0, b""
@@ -147,9 +142,7 @@ class ServerAnswer:
         return event
 
     async def next_part(self) -> bytes | None:
-        """Return JSON whole, of a stream whole lines, None at its end. Raises
-        `ServerViolationError`; `BrokenOffError` when it is not whole.
-        """
+        """Return JSON whole, of a stream whole lines. Raises `ServerError`."""
         is_stream = self.content_type == _EVENT_STREAM
         while not self.is_whole:
             event = await self._next_event()

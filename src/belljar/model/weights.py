@@ -65,10 +65,7 @@ class StoredWeights:
 
 
 def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
-    """Put a file or a directory into the store, by a reflink or a copy.
-
-    Raises `PolicyError` for anything else in it, `HostError`.
-    """
+    """Reflink or copy. Raises `PolicyError` for what is no plain file, `HostError`."""
     home = home or belljar_home()
     parent = home / DIRECTORY
     hint = "look who may read them, and if the store's disk has room"
@@ -161,9 +158,7 @@ def verify_weights(
 
 
 def _files(source: Path) -> dict[str, Path]:
-    """Return files by their path. Links are refused: the directory's author would choose which file
-    of this host a model gets.
-    """
+    """Refuse links: their author would choose which file of this host a model gets."""
     if source.is_file():
         return {source.name: source}
     if not source.is_dir():

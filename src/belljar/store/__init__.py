@@ -1,3 +1,1 @@
-"""The store: its locks and claims, scratch directories, the journal. Must not know what a part
-holds, or end a cell.
-"""
+"""The store's locks, scratch directories and journal. Must not end a cell."""

@@ -1,6 +1,4 @@
-"""The journal: one file per cell or range, for cleanup after crashes. Groups, directories and uids
-are entered before they exist; supervisor and namespaces once known.
-"""
+"""The journal: resources are entered before they exist, for cleanup after crashes."""
 
 from __future__ import annotations
 
