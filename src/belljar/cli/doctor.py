@@ -257,10 +257,7 @@ def fleet() -> None:
 @click.option("--head", is_flag=True, help="Begin a cluster here; the other nodes join it.")
 @click.option("--address", default="", metavar="HOST:PORT", help="The cluster to join.")
 @click.option(
-    "--ip",
-    default="127.0.0.1",
-    show_default=True,
-    help="This machine's address for the other nodes: loopback or private.",
+    "--ip", default="127.0.0.1", show_default=True, help="Its loopback or private address."
 )
 @click.option("--port", type=click.IntRange(1024, 65535), default=6379, show_default=True)
 @click.option("--name", default="", help="What the record calls this node. Default: its hostname.")

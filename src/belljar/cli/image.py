@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 # As Docker shows digests: enough to tell the images of a store apart.
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
-_KEEP_SETUID = click.option(
-    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
-)
+_KEEP_SETUID = click.option("--keep-setuid", is_flag=True, help="Keep set-user-ID programs.")
 
 
 @click.group()

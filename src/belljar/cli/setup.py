@@ -18,7 +18,7 @@ import click
 from belljar.cli import console
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import MAPPERS, Tool, tool_facts, tools_for
-from belljar.image.build import AptSource, build_image, debian_sources, host_sources, kernel_sources
+from belljar.image.build import AptSource, build_image, debian_sources, host_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import Report, run_logged
@@ -102,7 +102,7 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
         modules = current_kernel(home).wanted
     if modules != REQUIRED_MODULES:
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        making.append((title, partial(_fetch_kernel, home, codename or "bookworm")))
+        making.append((title, partial(_fetch_kernel, home, codename)))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "squashfs-tools"} & {*packages}
     if can_build and Store(home).missing("default") is not None:
@@ -146,7 +146,10 @@ def install_line(missing: Sequence[Tool], codename: str, sources: Sequence[AptSo
 
 
 def _fetch_kernel(home: Path, codename: str, _report: Report) -> None:
-    fetch_kernel(home, kernel_sources(host_sources(), codename))
+    # Debian 12's own kernel is too old
+    suite = codename if codename in _SUITES - {"bookworm"} else _BACKPORTS
+    main = debian_sources(host_sources(), "bookworm")[0]
+    fetch_kernel(home, [AptSource(main.uri, (suite,))])
 
 
 def _release() -> dict[str, str]:

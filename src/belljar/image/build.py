@@ -86,12 +86,6 @@ def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]
     ]
 
 
-def kernel_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    main = debian_sources(known, codename)[0]
-    suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
-    return [AptSource(main.uri, (suite,))]
-
-
 class PrivateApt:
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
         parts = directory / "sources.list.d"

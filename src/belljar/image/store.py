@@ -13,16 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from belljar.dataclass import (
-    asdict,
-    dataclass,
-    field,
-    field_names,
-    fields,
-    from_json,
-    json_of,
-    replace,
-)
+from belljar.dataclass import asdict, dataclass, field, fields, from_json, json_of, replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import LATER, ImageConfig
 from belljar.policy.reference import Reference, parse_reference
@@ -288,7 +279,7 @@ def _read(directory: Path, names: Mapping[str, str], origins: Mapping[str, str])
         document = json.loads(file.read_bytes())
         if rootfs.stat().st_size != document["size_bytes"]:
             raise ValueError("size differs")
-        known = {name: document[name] for name in field_names(Image) if name in document}
+        known = {each.name: document[each.name] for each in fields(Image) if each.name in document}
         known |= {
             "digest": digest,
             "rootfs": str(rootfs),
