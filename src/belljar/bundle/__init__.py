@@ -357,10 +357,8 @@ def _part(home: Path, out: Path) -> Iterator[Path]:
     """Make the directory, for one call at a time."""
     part = out.with_name(f".{out.name}.part")
     hint = "free some space, or let another command that makes a bundle end; then run it again"
-    with (
-        host_errors("the bundle can't be written", where=out, hint=hint),
-        locked(home, "bundle", wait=False),
-    ):
+    translated = host_errors("the bundle can't be written", where=out, hint=hint)
+    with translated, locked(home, "bundle", wait=False):
         if part.exists():  # of a call that was interrupted
             remove_tree(part)
         part.mkdir(parents=True)

@@ -7,10 +7,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 State = Literal["ok", "note", "no"]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One line of the table; `no` keeps cells from running."""
 
     what: str
@@ -79,7 +78,7 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     usable = {check.what for check in found} - bad if "store" not in failed else set()
     tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
     if as_json:
-        checks = [asdict(check) for check in found]
+        checks = [check._asdict() for check in found]
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)

@@ -18,6 +18,7 @@ from belljar.units import format_size, parse_size, printable
 if TYPE_CHECKING:
     from belljar.image.store import Image
 
+_SIZE = console.parsed_by(parse_size)
 # As Docker shows digests: enough to tell the images of a store apart.
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
@@ -37,12 +38,7 @@ def image() -> None:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
-    "--max-size",
-    callback=console.parsed_by(parse_size),
-    metavar="SIZE",
-    default="8GiB",
-    show_default=True,
-    help="Refuse images that are larger, uncompressed.",
+    "--max-size", callback=_SIZE, metavar="SIZE", default="8GiB", help="Uncompressed [8GiB]."
 )
 @_KEEP_SETUID
 @console.json_option("Print a JSON object for each image.")

@@ -136,9 +136,8 @@ def build_dockerfile(
             try:
                 _build(inside, buildah, request, recipe, ids)
                 report("packing the result")
-                result = pack_result(
-                    inside, buildah, recipe.made.volumes, keep_setuid=request.keep_setuid
-                )
+                keep_setuid, volumes = request.keep_setuid, recipe.made.volumes
+                result = pack_result(inside, buildah, volumes, keep_setuid=keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
         return store.add(**result, name=request.name, source=source, built=recipe.built), True

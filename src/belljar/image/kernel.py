@@ -227,8 +227,8 @@ def build_initramfs(
     agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None
 ) -> bytes:
     """Raise `ValueError` for what is no ELF file."""
-    programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
-    for name, contents in [*programs, *modules]:
+    probes = [] if probe is None else [("p", probe)]
+    for name, contents in (("init", agent), *probes, *modules):
         if not contents.startswith(b"\x7fELF"):
             raise ValueError(f"{name} is not an ELF file")
     import gzip
@@ -236,13 +236,11 @@ def build_initramfs(
     entries = [(directory, _S_IFDIR | 0o755, b"") for directory in _DIRECTORIES]
     # The kernel opens it as the standard streams of `/init`.
     entries.append(("dev/console", _S_IFCHR | 0o600, b""))
+    entries.append(("init", _S_IFREG | 0o755, agent))
     # An unreadable program can't be traced: the container has no uid of the guest's root.
-    modes = {"p": _S_IFREG | 0o711}
-    entries += [(name, modes.get(name, _S_IFREG | 0o755), contents) for name, contents in programs]
-    entries += [
-        (f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
-        for number, (name, contents) in enumerate(modules)
-    ]
+    entries += [(name, _S_IFREG | 0o711, contents) for name, contents in probes]
+    for number, (name, contents) in enumerate(modules):
+        entries.append((f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents))
     archive = [_entry(inode, *each) for inode, each in enumerate(entries, 1)]
     archive.append(_entry(0, "TRAILER!!!", 0, b""))
     return gzip.compress(b"".join(archive), compresslevel=6, mtime=0)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import debian_arch
 from belljar.image.layers import (
@@ -58,8 +58,7 @@ _LAYER_TYPES: Final = re.compile(
 Files: TypeAlias = Callable[[str], Path]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageParts:
+class ImageParts(NamedTuple):
     """A part is a name and its SHA-256, or ""."""
 
     files: Files
@@ -189,7 +188,7 @@ def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
         digests = (digest,)
         digest = instance_of(nested, debian_arch())
     parts = image_of_manifest(files, _BLOBS + _hex(digest), limits, wanted=digest, place=_BLOBS)
-    return replace(parts, names=names, digests=(*digests, digest))
+    return parts._replace(names=names, digests=(*digests, digest))
 
 
 def _not_one(count: int) -> LayerError:
@@ -269,7 +268,7 @@ def fetched(
     name = _saved(rest, work, limits, report)
     with files_of_archive(work / "source", work, limits) as files:
         found = image_in_archive(files, limits)
-        yield replace(found, names=(name,))
+        yield found._replace(names=(name,))
 
 
 def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
@@ -322,7 +321,7 @@ def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> Imag
     files = (work / "image").joinpath
     found = image_of_manifest(files, "manifest.json", limits, wanted=manifest)
     digests = tuple(dict.fromkeys((top, manifest)))
-    return replace(found, names=(reference.untagged.familiar,), digests=digests)
+    return found._replace(names=(reference.untagged.familiar,), digests=digests)
 
 
 def _watch(work: Path, ref: str, limits: ImportLimits, report: Report) -> Callable[[], None]:

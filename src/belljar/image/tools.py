@@ -365,10 +365,8 @@ def user_namespace(
         ]
         with ExitStack() as opened:
             with _holder(argv, cwd=home) as init:
-                fds = [
-                    os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-                    for name in ("user", "mnt")
-                ]
+                places = [f"/proc/{init}/ns/{name}" for name in ("user", "mnt")]
+                fds = [os.open(place, os.O_RDONLY | os.O_CLOEXEC) for place in places]
                 for fd in fds:
                     opened.callback(os.close, fd)
             yield Inside(
@@ -401,10 +399,8 @@ def _map_ids(pid: int, first_uid: int) -> None:
             Path(f"/proc/{pid}/{name}").write_text(f"0 {first_uid} {IDS}\n")
         return
     # Root is this user, the others are its subordinate ids.
-    for helper, own, file in (
-        ("newuidmap", os.geteuid(), "subuid"),
-        ("newgidmap", os.getegid(), "subgid"),
-    ):
+    helpers = {"newuidmap": (os.geteuid(), "subuid"), "newgidmap": (os.getegid(), "subgid")}
+    for helper, (own, file) in helpers.items():
         others = first_subordinate_id(Path("/etc", file))
         if others is None:
             what, hint = f"this user has no {IDS:,} subordinate ids", grant_hint(user_name())

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -15,7 +15,6 @@ from anyio.abc import ByteStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from belljar.capture import Capture
-from belljar.dataclass import dataclass
 from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
@@ -52,8 +51,7 @@ class BrokenOffError(ServerError):
     """The connection ended before the whole answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(NamedTuple):
     """Nothing else of a client reaches the server."""
 
     method: str
@@ -75,7 +73,6 @@ class _Usage(BaseModel):
     __pydantic_extra__: dict[str, _Count | dict[str, _Count | None] | None]
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
-    total_tokens: _Count | None = None
 
 
 class ServerAnswer:

@@ -124,12 +124,13 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Write an entry before its resources exist, durably."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
+        text = json.dumps(entry.to_json(), sort_keys=True)
+        write_whole(self._path(entry.cell_id), text, is_durable=True)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
         """Add facts, not synced: a reboot makes them untrue."""
         changed = replace(entry, **facts)
-        self._save(self._path(entry.cell_id), changed.to_json())
+        write_whole(self._path(entry.cell_id), json.dumps(changed.to_json(), sort_keys=True))
         return changed
 
     def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
@@ -143,7 +144,8 @@ class Journal:
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
-        self._save(self._path(cell_id).with_suffix(_ABOUT_SUFFIX), json_of(about))
+        path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
+        write_whole(path, json.dumps(json_of(about), sort_keys=True))
 
     def about(self, cell_id: str) -> CellAbout:
         path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
@@ -168,9 +170,6 @@ class Journal:
 
     def sweep_drafts(self) -> None:
         sweep(self.directory, prefix=DRAFT)
-
-    def _save(self, path: Path, data: Mapping[str, Any], *, is_durable: bool = False) -> None:
-        write_whole(path, json.dumps(data, sort_keys=True), is_durable=is_durable)
 
     def _files(self) -> list[Path]:
         found = []
