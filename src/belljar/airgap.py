@@ -1,7 +1,4 @@
-"""The check of the air gap, by looking and by trying.
-
-Nothing is sent: `connect` of a UDP socket, or a TCP one in repair mode, only chooses a route.
-"""
+"""The check of the air gap. Nothing is sent: `connect` of a UDP socket chooses a route."""
 
 from __future__ import annotations
 

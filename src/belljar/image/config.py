@@ -1,6 +1,4 @@
-"""An image's process configuration, read with bounds, and what a cell keeps of it. Sources: moby,
-image specification v1.2 (health check, shell); OCI image-spec, `config.md`.
-"""
+"""An image's configuration. Sources: moby, image specification v1.2; OCI image-spec."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A build's context: the files that `.dockerignore` leaves in, their digest and a copy. Links are
-never followed. Source: Docker's `.dockerignore` (Go's `filepath.Match` with `**`).
-"""
+"""A build's context. Source: Docker's `.dockerignore` (Go's `filepath.Match` with `**`)."""
 
 from __future__ import annotations
 

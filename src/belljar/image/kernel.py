@@ -1,7 +1,4 @@
-"""The guest kernel (Debian's cloud kernel package, unpacked) and its initramfs.
-
-kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko} kernel-current
-"""
+"""The guest kernel: kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko}, kernel-current."""
 
 from __future__ import annotations
 

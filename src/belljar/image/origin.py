@@ -1,7 +1,4 @@
-"""Finds an image at its source: a registry, a daemon, a file.
-
-No name in an archive becomes a path. Source: image-spec v1.1; `docker save`.
-"""
+"""Finds an image at its source. Sources: image-spec v1.1; the layout of `docker save`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The image store: immutable root file systems by the SHA-256 of their bytes, and their names.
-
-images/<digest>/{rootfs.sqfs,image.json} image-names.json image-digests.json
-"""
+"""The image store: images/<digest>/{rootfs.sqfs,image.json} and indexes of names and origins."""
 
 from __future__ import annotations
 
