@@ -211,7 +211,7 @@ def create(
     The digest that it prints must reach the other host by another way than the bundle.
     """
     from belljar.bundle import Contents, create_bundle
-    from belljar.harness.source import build_missing
+    from belljar.image.missing import build_missing
     from belljar.model.serve import model_of
     from belljar.policy.load import load_policy
 
