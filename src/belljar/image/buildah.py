@@ -143,10 +143,6 @@ def build_dockerfile(
         return store.add(**result, name=request.name, source=source, built=recipe.built), True
 
 
-def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    return bool(image.built.get("recipe") == read_recipe(store, request).built["recipe"])
-
-
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     """Read Dockerfile, context and bases. Raises as `build_dockerfile`."""
     if request.dockerfile is None and not request.context.is_dir():
