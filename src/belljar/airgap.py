@@ -1,8 +1,4 @@
-"""The check of the air gap: every way beyond this host, by trying and by looking.
-
-Nothing is sent beyond this host: `connect` of a UDP socket, or a TCP one in repair mode, only
-chooses a route. An unreadable place is `can't tell`.
-"""
+"""The check of the air gap. Nothing is sent: `connect` of a UDP socket chooses a route."""
 
 from __future__ import annotations
 
@@ -12,11 +8,10 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
-from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -84,8 +79,6 @@ def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen])
 
 
 class _Place(NamedTuple):
-    """The entries of this name and text lead beyond this host."""
-
     finding: str
     folder: str
     names: str = ""
@@ -111,14 +104,11 @@ _PLACES: Final = (
 
 
 def look(root: Path = Path("/")) -> Iterator[AirGapFinding]:
-    finders: dict[str, Callable[[Path], Iterator[Seen]]] = {
-        "radios": _radios,
-        "sockets": _sockets,
-        "network file systems": _file_systems,
-        **{place.finding: partial(_listed, place.finding) for place in _PLACES},
-    }
-    for name, find in finders.items():
-        yield judged(name, "looked", find(root))
+    yield judged("radios", "looked", _radios(root))
+    yield judged("sockets", "looked", _sockets(root))
+    yield judged("network file systems", "looked", _file_systems(root))
+    for finding in dict.fromkeys(place.finding for place in _PLACES):
+        yield judged(finding, "looked", _listed(finding, root))
 
 
 def _listed(finding: str, root: Path) -> Iterator[Seen]:
@@ -236,23 +226,16 @@ def check_air_gap() -> tuple[AirGapFinding, ...]:
     """Raise `OSError` if interfaces can't be listed."""
     links = _links()
     outer = [link.name for link in links if not link.is_loopback and link.kind not in _SINKS]
-    return (
-        *(judged(f"interface {link.name}", "looked", [seen(link)]) for link in links),
-        *(
-            judged(
-                f"{family} {name}",
-                "tried",
-                (_way(each, kind, device) for device in ("", *outer) for each in addresses),
-            )
-            for family, addresses in _ADDRESSES.items()
-            for name, kind in _KINDS.items()
-        ),
-        judged("namespaces", "looked", _namespaces()),
-        judged("DNS", "tried", _servers(_resolvers())),
-        judged("proxies", "tried", _servers(proxies().values())),
-        judged("vsock", "tried", _vsock()),
-        *look(),
-    )
+    found = [judged(f"interface {link.name}", "looked", [seen(link)]) for link in links]
+    for family, addresses in _ADDRESSES.items():
+        for name, kind in _KINDS.items():
+            ways = (_way(each, kind, device) for device in ("", *outer) for each in addresses)
+            found.append(judged(f"{family} {name}", "tried", ways))
+    found.append(judged("namespaces", "looked", _namespaces()))
+    found.append(judged("DNS", "tried", _servers(_resolvers())))
+    found.append(judged("proxies", "tried", _servers(proxies().values())))
+    found.append(judged("vsock", "tried", _vsock()))
+    return (*found, *look())
 
 
 # --- interfaces
@@ -309,7 +292,6 @@ def _namespaces() -> Iterator[Seen]:
 
 
 def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Iterator[Path]:
-    """Yield a file of each namespace; note mounted ones."""
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read
@@ -370,7 +352,7 @@ def _way(
 
 
 def _servers(hosts: Iterable[str]) -> Iterator[Seen]:
-    """Judge servers by route alone: no query, no name lookup."""
+    """Judge by route alone: no query, no look-up."""
     for host in hosts:
         try:
             here = (State.UNKNOWN, "it is on this host, and may forward")

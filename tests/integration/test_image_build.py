@@ -17,7 +17,14 @@ from tests.fakes.images import PYTHON, add_small_image, users_folder
 from tests.machine import public_folder
 
 from belljar.errors import PolicyError
-from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, hold_base, work_dir
+from belljar.image.buildah import (
+    BASES,
+    BuildRequest,
+    StepError,
+    build_dockerfile,
+    hold_base,
+    work_dir,
+)
 from belljar.image.store import Image, Store
 from belljar.image.tools import first_id_of, user_namespace
 from belljar.store.scratch import scratch_dir
@@ -310,19 +317,17 @@ id -u; touch /tmp/mine
 @pytest.mark.root
 def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_path: Path) -> None:
     """Whatever a step tries that became root of its build's namespace."""
-    first_uid = first_id_of(home)
+    first_uid, base = first_id_of(home), home / BASES / Store(home).find(small).digest
     with (
-        hold_base(home, Store(home).find(small), first_uid, print) as base,
+        hold_base(home, Store(home).find(small), first_uid, print),
         scratch_dir(home) as scratch,
         work_dir(home, scratch, first_uid) as work,
-        user_namespace(
-            home, work, first_uid=first_uid, shown=[base.path], has_network=True
-        ) as inside,
+        user_namespace(home, work, first_uid=first_uid, shown=[base], has_network=True) as inside,
     ):
-        before = _state(base.path)
+        before = _state(base)
         done = inside.run("/bin/sh", "-c", CHANGES_BASE)
         assert (work / "mine").stat().st_uid == first_uid, done
-        assert _state(base.path) == before
+        assert _state(base) == before
 
 
 def _state(directory: Path) -> bytes:

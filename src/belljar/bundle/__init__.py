@@ -1,8 +1,7 @@
 """Bundles, which carry an installation to a host without a network.
 
-`SHA256SUMS` is the manifest of a directory, `SHA256SUMS.sig` signs it, `bundle.json` names images,
-weights and the kind of host. A bundle may come from anyone: unlisted files are refused, and the
-installed copy was hashed while it was made.
+A bundle may come from anyone: its manifest is signed, unlisted files are refused, and the installed
+copy was hashed while it was made.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, BinaryIO, Final
 
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
-from belljar.errors import HostError, PolicyError
+from belljar.errors import HostError, PolicyError, host_errors
 from belljar.image.build import PrivateApt, debian_sources, host_sources
 from belljar.image.config import debian_arch
 from belljar.image.kernel import REQUIRED_MODULES, adopt_kernel, current_kernel
@@ -107,7 +106,6 @@ class Bundle:
 
 
 def hashed_copy(source: BinaryIO, target: Path) -> str:
-    """Return the SHA-256 of the read bytes. Raises `OSError`."""
     digest = hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as copy:
@@ -140,7 +138,7 @@ def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> N
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
-    """Open a bundle signed by the key of fingerprint `expected_key`."""
+    """Raise `BundleError` for another key than `expected_key`."""
     listed = _read(path, SUMS)
     signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
     if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
@@ -192,11 +190,7 @@ def check_host(about: Mapping[str, Any]) -> None:
 def install_bundle(
     home: Path, path: Path, *, expected_key: str, packages: bool, allow_older: bool, report: Report
 ) -> Bundle:
-    """Install all of a bundle; after an interruption it can be called again.
-
-    `packages`: also Debian's and Python's, as root; these come last, as they replace this program.
-    Raises `BundleError`, `HostError`; before anything is installed if the bundle has a fault.
-    """
+    """Raise `BundleError`, `HostError` before anything is installed."""
     bundle = open_bundle(path, expected_key=expected_key)
     about = bundle.about
     check_host(about)
@@ -214,8 +208,7 @@ def install_bundle(
         _install_store(home, copy, about)
         if packages:
             argv = [tool("sh"), str(copy / SCRIPT), "--packages", sys.prefix]
-            log = home / "bundle.log"
-            run_logged(argv, log=log)
+            run_logged(argv, log=home / "bundle.log")
         facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
         (copy / INSTALLED).write_text(json.dumps(facts) + "\n")
         (copy / INSTALLED).replace(home / INSTALLED)
@@ -223,7 +216,7 @@ def install_bundle(
 
 
 def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
-    """Rename everything into place; what exists is kept, but documentation."""
+    """Keep what exists, but documentation."""
     adopt_kernel(home, copy / "kernels" / about["kernel"])
     for image in about["images"]:
         folder = copy / "images" / image["digest"]
@@ -245,11 +238,7 @@ _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """`newer` are packages from backports on Debian 12; `weights` are digests in the store.
-
-    `lock` has exact versions with hashes. `checkout` is Belljar's source, with documentation and
-    examples.
-    """
+    """`newer` packages are from Debian 12's backports."""
 
     images: tuple[str, ...]
     packages: tuple[str, ...]
@@ -270,12 +259,10 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
     with _part(home, out) as part, scratch_dir(home) as scratch:
         own_bytes = sum(file.stat().st_size for file in files.values())
         report(f"{format_size(own_bytes)} of this store, and Debian's and Python packages")
-        need_space(
-            part, own_bytes + _REST_BYTES, "the bundle", hint="give a place on a larger disk"
-        )
+        hint = "give a place on a larger disk"
+        need_space(part, own_bytes + _REST_BYTES, "the bundle", hint=hint)
+        files |= _wheels(scratch / "wheels", wanted, report)
         digests = {name: _copy(file, part / name, report) for name, file in files.items()}
-        wheels = _wheels(scratch / "wheels", wanted, report)
-        digests |= {name: _copy(file, part / name, report) for name, file in wheels.items()}
         report("Debian packages")
         digests |= _debian_packages(scratch / "apt", wanted, part / "debian")
         about |= {
@@ -367,20 +354,15 @@ def _plain(file: Path, name: str) -> Path:
 
 @contextmanager
 def _part(home: Path, out: Path) -> Iterator[Path]:
-    """Make the growing bundle's directory, for one call at a time."""
+    """Make the directory, for one call at a time."""
     part = out.with_name(f".{out.name}.part")
-    try:
-        with locked(home, "bundle", wait=False):
-            if part.exists():  # of a call that was interrupted
-                remove_tree(part)
-            part.mkdir(parents=True)
-            yield part
-    except BlockingIOError as error:
-        raise HostError("another command makes or installs a bundle") from error
-    except OSError as error:
-        what, where = f"the bundle can't be written: {error.strerror}", error.filename or out
-        hint = "free some space and run it again"
-        raise HostError(what, where=printable(str(where)), hint=hint) from error
+    hint = "free some space, or let another command that makes a bundle end; then run it again"
+    translated = host_errors("the bundle can't be written", where=out, hint=hint)
+    with translated, locked(home, "bundle", wait=False):
+        if part.exists():  # of a call that was interrupted
+            remove_tree(part)
+        part.mkdir(parents=True)
+        yield part
 
 
 def _copy(source: Path, target: Path, report: Report) -> str:
@@ -397,10 +379,8 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 def _debian_packages(state: Path, wanted: Contents, folder: Path) -> dict[str, str]:
     codename = host_kind("")["system"]
-    sources, groups = (
-        debian_sources(host_sources(), codename),
-        {"": (*wanted.packages, *wanted.newer)},
-    )
+    sources = debian_sources(host_sources(), codename)
+    groups = {"": (*wanted.packages, *wanted.newer)}
     if codename == "bookworm":
         sources.append(replace(sources[0], suites=(_BACKPORTS,)))
         groups = {_BACKPORTS: wanted.newer, "": wanted.packages}

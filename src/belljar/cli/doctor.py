@@ -7,10 +7,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 State = Literal["ok", "note", "no"]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One line of the table; `no` keeps cells from running."""
 
     what: str
@@ -79,7 +78,7 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
     usable = {check.what for check in found} - bad if "store" not in failed else set()
     tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
     if as_json:
-        checks = [asdict(check) for check in found]
+        checks = [check._asdict() for check in found]
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)
@@ -257,10 +256,7 @@ def fleet() -> None:
 @click.option("--head", is_flag=True, help="Begin a cluster here; the other nodes join it.")
 @click.option("--address", default="", metavar="HOST:PORT", help="The cluster to join.")
 @click.option(
-    "--ip",
-    default="127.0.0.1",
-    show_default=True,
-    help="This machine's address for the other nodes: loopback or private.",
+    "--ip", default="127.0.0.1", show_default=True, help="Its loopback or private address."
 )
 @click.option("--port", type=click.IntRange(1024, 65535), default=6379, show_default=True)
 @click.option("--name", default="", help="What the record calls this node. Default: its hostname.")
@@ -278,9 +274,8 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.ray_engine import HINT_EXTRA
 
     if head == bool(address):
-        raise MisuseError(
-            "give --head or --address", hint="the first node begins the cluster: --head"
-        )
+        hint = "the first node begins the cluster: --head"
+        raise MisuseError("give --head or --address", hint=hint)
     for host in filter(None, (ip, address.rpartition(":")[0])):
         check_private(host, where=f"belljar fleet node, {host}")
     program = Path(sys.executable).with_name("ray")

@@ -18,12 +18,11 @@ from belljar.units import format_size, parse_size, printable
 if TYPE_CHECKING:
     from belljar.image.store import Image
 
+_SIZE = console.parsed_by(parse_size)
 # As Docker shows digests: enough to tell the images of a store apart.
 _DIGEST_CHARS = 12
 _COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
-_KEEP_SETUID = click.option(
-    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
-)
+_KEEP_SETUID = click.option("--keep-setuid", is_flag=True, help="Keep set-user-ID programs.")
 
 
 @click.group()
@@ -39,12 +38,7 @@ def image() -> None:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
-    "--max-size",
-    callback=console.parsed_by(parse_size),
-    metavar="SIZE",
-    default="8GiB",
-    show_default=True,
-    help="Refuse images that are larger, uncompressed.",
+    "--max-size", callback=_SIZE, metavar="SIZE", default="8GiB", help="Uncompressed [8GiB]."
 )
 @_KEEP_SETUID
 @console.json_option("Print a JSON object for each image.")
@@ -63,9 +57,8 @@ def import_(
     directory are kept.
     """
     if name and len(sources) > 1:
-        raise console.MisuseError(
-            "several images can't have one name", hint="give --name with one SOURCE"
-        )
+        hint = "give --name with one SOURCE"
+        raise console.MisuseError("several images can't have one name", hint=hint)
     home, limits = belljar_home(), ImportLimits(max_bytes=max_size)
     for source in sources:
         report = console.progress(f"Importing {source}", quiet=as_json)
@@ -117,11 +110,8 @@ def rm(ref: str) -> None:
 
     Removing its last name, or its digest, removes the image.
     """
-    store = Store(belljar_home())
-    removed = store.remove(ref)
-    gone = all(entry.digest != removed.digest for entry in store.list())
-    what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
-    click.echo(f"removed the {what}")
+    Store(belljar_home()).remove(ref)
+    click.echo(f"removed {printable(ref)}")
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
@@ -135,10 +125,6 @@ def print_image(made: Image, *, as_json: bool) -> None:
 # --- build
 
 
-def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word.strip() for part in value for word in part.split(",") if word.strip())
-
-
 @image.command()
 @click.argument("context", default="", metavar="[CONTEXT]")
 @click.option("-f", "--file", "dockerfile", default="", help="Default: CONTEXT/Dockerfile.")
@@ -148,8 +134,8 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @_KEEP_SETUID
 @click.option("--base", default="default", help="What --apt and --pip add their packages to.")
-@click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
-@click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
+@click.option("--apt", multiple=True, metavar="NAME", help="A package of Debian.")
+@click.option("--pip", multiple=True, metavar="NAME", help="A package of Python.")
 @console.json_option("Print the image as one JSON object.")
 def build(
     context: str,
@@ -187,19 +173,17 @@ def build(
     if apt or pip:
         if context or dockerfile or target or not (name and network):
             hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"
-            raise console.MisuseError(
-                "--apt and --pip need --tag and --network, and no CONTEXT", hint=hint
-            )
+            what = "--apt and --pip need --tag and --network, and no CONTEXT"
+            raise console.MisuseError(what, hint=hint)
         from belljar.image.build import build_packages
 
         with termination_as_interrupt():
             made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)
     elif not (dockerfile or name or context) or context in MADE_HERE:
-        from belljar.image.build import RECIPES, build_image
+        from belljar.image.build import build_image
 
         own = context or "default"
-        report_line = console.progress(f"Building {own}", quiet=as_json)
-        made = build_image(home, RECIPES[own], report_line)
+        made = build_image(home, own, console.progress(f"Building {own}", quiet=as_json))
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 

@@ -9,18 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from belljar.cli import console
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import MAPPERS, Tool, tool_facts, tools_for
-from belljar.image.build import AptSource, debian_sources, host_sources, kernel_sources
+from belljar.image.build import AptSource, build_image, debian_sources, host_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
-from belljar.image.tools import run_logged
+from belljar.image.tools import Report, run_logged
 from belljar.ledger.keys import parse_fingerprint
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import format_size, printable
@@ -34,16 +35,8 @@ _BACKPORTS: Final = "bookworm-backports"
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
 # Packages that are too old in Debian 12, or lacking.
 _NEWER: Final = frozenset({"qemu-system-x86", "qemu-system-arm", "runsc"})
-# Carries a step out; its argument takes a line for each stage.
-Act = Callable[[Callable[[str], None]], object]
-
-
-class Step(NamedTuple):
-    """One thing to do, which `command` does by hand."""
-
-    title: str
-    command: str
-    act: Act
+# Its title, with a line for its command, and what carries it out.
+Step = tuple[str, Callable[[Report], object]]
 
 
 @click.command()
@@ -51,7 +44,7 @@ class Step(NamedTuple):
 def setup(*, yes: bool) -> int:
     """Install what Belljar needs on this host: tools, guest kernel, default image.
 
-    Lists the steps with their commands and asks for confirmation. Can be run again: only what is
+    Lists the steps and asks for confirmation. Can be run again: only what is
     missing is installed. Without root, it fetches the kernel, builds the image and prints the
     command that root must run.
 
@@ -64,19 +57,17 @@ def setup(*, yes: bool) -> int:
     steps, problem = plan_setup(home)
     if steps:
         click.echo("Steps:")
-        for number, step in enumerate(steps, 1):
-            click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
+        for number, (title, _) in enumerate(steps, 1):
+            click.echo("\n       ".join(map(printable, f"  {number}. {title}".splitlines())))
+        if not yes and not sys.stdin.isatty():
+            what = "standard input is no terminal to confirm at"
+            raise console.MisuseError(what, hint="add --yes")
         if not yes:
-            if not sys.stdin.isatty():
-                raise console.MisuseError(
-                    "standard input is no terminal to confirm at", hint="add --yes"
-                )
             click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
-        for number, step in enumerate(steps, 1):
-            step.act(
-                console.progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True)
-            )
+        for number, (title, act) in enumerate(steps, 1):
+            shown = f"[{number}/{len(steps)}] {title.splitlines()[0]}"
+            act(console.progress(shown, quiet=False, is_step=True))
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home)
     if problem is not None:
@@ -102,20 +93,20 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     if missing:
         line = install_line(missing, codename, sources)
         if os.geteuid() == 0:
-            step = Step(f"Install {', '.join(packages)}", line, partial(_install, home, line))
-            steps.append(step)
+            title, argv = f"Install {', '.join(packages)}\n{line}", ["/bin/sh", "-c", line]
+            steps.append((title, lambda _: run_logged(argv, log=home / "setup.log")))
         else:
             problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
-    making = list[Step]()
-    if not _has_kernel(home):
+    making, modules = list[Step](), tuple[str, ...]()
+    with suppress(HostError):
+        modules = current_kernel(home).wanted
+    if modules != REQUIRED_MODULES:
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        kernel = partial(_fetch_kernel, home, codename or "bookworm")
-        making.append(Step(title, "belljar setup", kernel))
+        making.append((title, partial(_fetch_kernel, home, codename)))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "squashfs-tools"} & {*packages}
     if can_build and Store(home).missing("default") is not None:
-        build = partial(_build_image, home)
-        making.append(Step("Build the image default", "belljar image build default", build))
+        making.append(("Build the image default", partial(build_image, home, "default")))
     if making:  # without a mirror, refuse before anything is begun
         debian_sources(sources, "bookworm")
     return [*steps, *making], problem
@@ -154,24 +145,11 @@ def install_line(missing: Sequence[Tool], codename: str, sources: Sequence[AptSo
     return " && ".join(commands)
 
 
-def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
-    log = home / "setup.log"
-    log.write_text("")
-    log.chmod(0o600)
-    report("apt's output is in setup.log")
-    run_logged(["/bin/sh", "-c", line], log=log)
-
-
-def _fetch_kernel(home: Path, codename: str, report: Callable[[str], None]) -> None:
-    report("fetching and checking the package")
-    sources = kernel_sources(host_sources(), codename)
-    fetch_kernel(home, sources)
-
-
-def _build_image(home: Path, report: Callable[[str], None]) -> None:
-    from belljar.image.build import RECIPES, build_image
-
-    build_image(home, RECIPES["default"], report)
+def _fetch_kernel(home: Path, codename: str, _report: Report) -> None:
+    # Debian 12's own kernel is too old
+    suite = codename if codename in _SUITES - {"bookworm"} else _BACKPORTS
+    main = debian_sources(host_sources(), "bookworm")[0]
+    fetch_kernel(home, [AptSource(main.uri, (suite,))])
 
 
 def _release() -> dict[str, str]:
@@ -179,13 +157,6 @@ def _release() -> dict[str, str]:
         return platform.freedesktop_os_release()
     except OSError:
         return {}
-
-
-def _has_kernel(home: Path) -> bool:
-    """Return false for one without the modules needed now."""
-    with suppress(HostError):
-        return current_kernel(home).wanted == REQUIRED_MODULES
-    return False
 
 
 # --- bundle
@@ -241,45 +212,38 @@ def create(
     """
     from belljar.bundle import Contents, create_bundle
     from belljar.image.missing import build_missing
+    from belljar.model.serve import model_of
     from belljar.policy.load import load_policy
-
-    root = Path(__file__).resolve().parents[3]
-    cells = [load_policy(each).policy for each in models]
-    if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
-        raise console.MisuseError(f"{others[0]} has no block `model`")
-    of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
-    tools = {tool.package for tool in needs(platform.machine())} - {"buildah"}
-    contents = Contents(
-        images=(
-            *("default", *images, *(image for cell in cells for image in cell.images), *of_task),
-            # A run looks at the bases of what was built to see that it is up to date
-            *(base for each in builds for base in _bases(each)),
-        ),
-        packages=(*_BASE, *sorted(tools - _NEWER)),
-        newer=tuple(sorted(tools & _NEWER)),
-        weights=tuple(cell.model.weights.sha256 for cell in cells if cell.model),
-        lock=root / "requirements.lock",
-        checkout=root,
-    )
 
     def report(line: str) -> None:
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
 
-    build_missing(builds, {*of_task}, belljar_home(), report=report)
-    made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
-    about = {
-        "path": str(out),
-        "digest": made.digest,
-        "key": made.signer,
-        "size_bytes": made.about["size_bytes"],
-        "items": len(made.digests),
-    }
+    root, home = Path(__file__).resolve().parents[3], belljar_home()
+    cells = [load_policy(each) for each in models]
+    weights = tuple(model_of(cell).weights.sha256 for cell in cells)
+    of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
+    build_missing(builds, {*of_task}, home, report=report)
+    # A run looks at the bases of what was built to see that it is up to date
+    bases = (Store(home).find(each.image).built.get("bases", ()) for each in builds)
+    of_models = (image for cell in cells for image in cell.policy.images)
+    tools = {tool.package for tool in needs(platform.machine())} - {"buildah"}
+    contents = Contents(
+        images=("default", *images, *of_models, *of_task, *chain.from_iterable(bases)),
+        packages=(*_BASE, *sorted(tools - _NEWER)),
+        newer=tuple(sorted(tools & _NEWER)),
+        weights=weights,
+        lock=root / "requirements.lock",
+        checkout=root,
+    )
+    made = create_bundle(home, out.absolute(), contents, report=report)
+    size_bytes, items = made.about["size_bytes"], len(made.digests)
     if as_json:
-        console.print_json(about)
+        facts = {"path": str(out), "digest": made.digest, "key": made.signer}
+        console.print_json({**facts, "size_bytes": size_bytes, "items": items})
         return
     click.echo(
-        f"{out}: {len(made.digests)} items, {format_size(made.about['size_bytes'])}\n"
+        f"{out}: {items} items, {format_size(size_bytes)}\n"
         f"digest  {made.digest}\nkey     {made.signer}\n"
         "On the other host, in the bundle's directory, with the digest from here:\n"
         f'  echo "{made.digest}  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS\n'
@@ -288,11 +252,7 @@ def create(
 
 
 def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[ServiceBuild]]:
-    """Return the images and builds of all samples of a task, which is loaded but not run.
-
-    Its changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
-    `ContainmentBreach` when another sandbox provider was about to be used.
-    """
+    """Load a task. Raises `ContainmentBreach` for another sandbox provider."""
     from belljar.harness.evaluate import load_only
     from belljar.harness.options import RunRequest
 
@@ -312,22 +272,6 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
             where = f"task {each.task}, sample {each.sample}"
             raise PolicyError(each.error.what, where=where)
     return images, builds
-
-
-def _bases(build: ServiceBuild) -> tuple[str, ...]:
-    from belljar.image.dockerfile import MAX_BYTES, base_images
-    from belljar.policy.files import read_regular
-    from belljar.policy.reference import parse_reference
-
-    try:
-        content = build.inline or read_regular(
-            Path(build.root), build.dockerfile, MAX_BYTES
-        ).decode("utf-8")
-        found = base_images(content, build.args, target=build.target)
-        return tuple(parse_reference(image).familiar for image in found.images)
-    # A Dockerfile that can't be read is reported when it is built.
-    except (OSError, ValueError):
-        return ()
 
 
 @bundle.command()
@@ -376,13 +320,7 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
         raise console.MisuseError("no key is known that may sign a bundle", hint=hint)
     report = console.progress("installing the bundle", quiet=False, is_step=True)
-    found = install_bundle(
-        home,
-        bundle,
-        expected_key=expected,
-        packages=not no_packages,
-        allow_older=allow_older,
-        report=report,
-    )
+    options = {"packages": not no_packages, "allow_older": allow_older}
+    found = install_bundle(home, bundle, expected_key=expected, report=report, **options)
     click.echo(f"installed {len(found.digests)} items, created {found.about['created']}")
     click.echo(f"documentation and examples: {printable(str(home / 'share'))}")

@@ -1,8 +1,4 @@
-"""Images that Belljar makes itself, from the host's own Debian mirror and Python indexes.
-
-Nothing of the host and no traces of the build get into an image.
-Equal package versions give equal bytes.
-"""
+"""Belljar's own images, from the host's Debian mirror; nothing of the host gets in."""
 
 from __future__ import annotations
 
@@ -28,6 +24,7 @@ from belljar.image.layers import LayerError
 from belljar.image.oci import pack_layer
 from belljar.image.store import Image, Store
 from belljar.image.tools import (
+    SYSTEM_PATH,
     Report,
     drained,
     failed,
@@ -50,7 +47,7 @@ _CODENAMES: Final = frozenset(
 )
 _TARGET: Final = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
 _HOST_OPTIONS: Final = re.compile(
-    r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
+    r'(?m)^(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";$'
 )
 
 
@@ -60,11 +57,8 @@ class AptSource:
     suites: tuple[str, ...]
 
     def deb822(self, *, has_keyring: bool = True) -> str:
-        """Return a stanza, signed by Debian's keys if it `has_keyring`."""
-        stanza = (
-            f"Types: deb\nURIs: {self.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\n"
-        )
-        is_named = has_keyring and DEBIAN_KEYRING.exists()
+        suites, is_named = " ".join(self.suites), has_keyring and DEBIAN_KEYRING.exists()
+        stanza = f"Types: deb\nURIs: {self.uri}\nSuites: {suites}\nComponents: main\n"
         return f"{stanza}Signed-By: {DEBIAN_KEYRING}\n" if is_named else stanza
 
 
@@ -78,10 +72,7 @@ def host_sources() -> list[AptSource]:
 
 
 def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    """Return the main, updates and security suites of Debian `codename`, as the host has them.
-
-    Raises `HostError` when no mirror is known.
-    """
+    """Raise `HostError` without a mirror of Debian."""
     # `main` of a suite that Debian has, best from a tree called `debian`.
     plain = [source for source in known if not _CODENAMES.isdisjoint(source.suites)]
     main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
@@ -95,24 +86,12 @@ def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]
     ]
 
 
-def kernel_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    """Return Debian 13's own suite, or Debian 12's backports."""
-    main = debian_sources(known, codename)[0]
-    suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
-    return [AptSource(main.uri, (suite,))]
-
-
 class PrivateApt:
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
         parts = directory / "sources.list.d"
         self._lists = directory / "lists"
-        for path in (
-            parts,
-            self._lists / "partial",
-            directory / "cache/archives/partial",
-            directory / "state",
-        ):
-            path.mkdir(parents=True)
+        for name in ("sources.list.d", "lists/partial", "cache/archives/partial", "state"):
+            (directory / name).mkdir(parents=True)
         parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
         options = {
             "Dir::Etc::sourcelist": "/dev/null",
@@ -128,9 +107,7 @@ class PrivateApt:
             # A list that can't be fetched is an error, not a warning.
             "APT::Update::Error-Mode": "any",
         }
-        self._options = [
-            word for name, value in options.items() for word in ("-o", f"{name}={value}")
-        ]
+        self._options = [f"-o{name}={value}" for name, value in options.items()]
 
     def update(self) -> None:
         run_tool([tool("apt-get"), *self._options, "-q", "update"], timeout_s=600)
@@ -143,15 +120,13 @@ class PrivateApt:
         return dict(line.partition(": ")[::2] for line in lines if line[:1].isalpha())
 
     def download(self, package: str, into: Path) -> Path:
-        run_tool(
-            [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
-        )
+        argv = [tool("apt-get"), *self._options, "-q", "download", package]
+        run_tool(argv, timeout_s=1800, cwd=into)
         if len(found := [*into.glob("*.deb")]) != 1:
             raise HostError(f"apt fetched {len(found)} files for {package}", where="apt-get")
         return found[0]
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
-        """Fetch packages with all dependencies of an empty host."""
         (into / "partial").mkdir(parents=True, exist_ok=True)
         chosen = ["-t", suite] if suite else []
         options = ["-q", "-y", "--no-install-recommends", *chosen, "install", "--download-only"]
@@ -162,20 +137,13 @@ class PrivateApt:
     def newest_release_s(self) -> int:
         """Return the newest list's date, 0 if unknown."""
         texts = (path.read_text(errors="replace") for path in self._lists.glob("*Release"))
-        dates = [
-            match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))
-        ]
+        dates = (date for text in texts for date in re.findall(r"(?m)^Date: (.+)$", text))
         return max((int(parsedate_to_datetime(date).timestamp()) for date in dates), default=0)
 
 
 def host_acquire_options() -> dict[str, str]:
-    """Return this host's proxies, certificates and retries as apt options."""
     dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
-    return {
-        match[1]: match[2]
-        for line in dump.splitlines()
-        if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]
-    }
+    return {name: value for name, value in _HOST_OPTIONS.findall(dump) if value}
 
 
 # --- Belljar's own images
@@ -183,7 +151,6 @@ def host_acquire_options() -> dict[str, str]:
 USER: Final = "user"
 UID: Final = 1000
 _CODENAME: Final = "bookworm"
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The largest recipe from a slow mirror.
 _TIMEOUT_S: Final = 3600
 # mmdebstrap unmounts and removes what it made when it is told to end.
@@ -226,48 +193,29 @@ printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >etc/
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """`as_docker`: processes start as root in `/`."""
-
-    name: str
-    packages: tuple[str, ...]
-    as_docker: bool = False
-
-    @property
-    def config(self) -> ImageConfig:
-        env = {"PATH": _PATH, "LANG": "C.UTF-8"}
-        if self.as_docker:
-            # Debian's pip refuses to install into the system; the pip of that image does not
-            env["PIP_BREAK_SYSTEM_PACKAGES"] = "1"
-            return ImageConfig(env=env, cmd=("tail", "-f", "/dev/null"))
-        return ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
-
-
-RECIPES: Final[Mapping[str, Recipe]] = {
-    name: Recipe(name=name, packages=tuple(packages.split()), as_docker=name == "inspect")
-    for name, packages in {
-        "default": _BASE,
-        "debian-dev": f"{_BASE} {_DEVELOPMENT}",
-        "inspect": f"{_BASE} {_DEVELOPMENT} {_INSPECT}",
-    }.items()
+_PACKAGES: Final = {
+    "default": _BASE,
+    "debian-dev": f"{_BASE} {_DEVELOPMENT}",
+    "inspect": f"{_BASE} {_DEVELOPMENT} {_INSPECT}",
 }
 # The smallest of them takes this while it is built.
 _MIN_FREE_BYTES: Final = 1 << 30
 
 
-def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None) -> Image:
-    """Build a recipe and put it into the store under its name.
-
-    `report` is called from any thread. Raises `HostError`; then the store is as it was.
-    """
+def build_image(home: Path, name: str, report: Report = lambda _line: None) -> Image:
+    """`report` is called from any thread."""
+    env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
+    config = ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
+    if name == "inspect":  # as Docker's: root in `/`, whose pip installs into the system
+        env |= {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
+        config = ImageConfig(env=env, cmd=("tail", "-f", "/dev/null"))
     source = f"mmdebstrap {_CODENAME}"
     sources = debian_sources(host_sources(), _CODENAME)
     mode = "root" if os.geteuid() == 0 else "unshare"
     if mode == "unshare" and first_subordinate_id(Path("/etc/subuid")) is None:
         what = "an ordinary user can't build an image here: no subordinate user ids"
         raise HostError(what, where="/etc/subuid", hint=grant_hint(user_name()))
-    need_space(home, _MIN_FREE_BYTES, f"building the image {recipe.name}")
+    need_space(home, _MIN_FREE_BYTES, f"building the image {name}")
     with scratch_dir(home) as scratch:
         report("reading the package lists")
         apt = PrivateApt(scratch / "apt", sources)
@@ -282,23 +230,21 @@ def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None)
             *(tool("mmdebstrap"), f"--mode={mode}", "--variant=minbase", "--format=tar"),
             *("--skip=output/dev", "--skip=cleanup/apt"),  # the hook does more
             f"--architectures={debian_arch()}",
-            f"--include={','.join(recipe.packages)}",
+            f"--include={_PACKAGES[name].replace(' ', ',')}",
             '--aptopt=Apt::Install-Recommends "false"',
             '--aptopt=Acquire::Languages "none"',
             *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
-            *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
+            *([f"--customize-hook={_ADD_USER}"] if config.user == USER else []),
             *(f"--customize-hook={_CLEAN}", _CODENAME, str(layer), str(listed)),
         ]
         _run(argv, plain_env(SOURCE_DATE_EPOCH=str(made_s), **own), report)
         try:
             with layer.open("rb") as file:
-                pack_layer(file, recipe.config, rootfs, keep_setuid=True)
+                pack_layer(file, config, rootfs, keep_setuid=True)
         except LayerError as error:
             raise error.refusal(source) from error
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
-        return Store(home).add(
-            rootfs, recipe.config, name=recipe.name, source=source, created=created
-        )
+        return Store(home).add(rootfs, config, name=name, source=source, created=created)
 
 
 def _run(argv: list[str], env: Mapping[str, str], report: Report) -> None:
@@ -353,10 +299,8 @@ def build_packages(
             install = ("python3", "-m", "pip", "install", "--no-cache-dir")
             commands.append([*env, *install, *_pip_options(context, report), *pip])
         # As JSON, no word reaches a shell.
-        steps = [
-            f"RUN --mount=type=bind,source=.,target={_SHOWN} {json.dumps(command)}"
-            for command in commands
-        ]
+        mount = f"--mount=type=bind,source=.,target={_SHOWN}"
+        steps = [f"RUN {mount} {json.dumps(command)}" for command in commands]
         lines = [f"FROM {base}", "USER root", *steps, f"USER {user}", ""]
         (context / "Dockerfile").write_text("\n".join(lines))
         request = BuildRequest(context=context, name=name, has_network=True)
@@ -364,7 +308,7 @@ def build_packages(
 
 
 def _pip_options(context: Path, report: Report) -> list[str]:
-    """Return the indexes and proxies of this host's pip; a build sees no directories of it."""
+    """A build sees no directory of this host."""
     found = list[str]()
     listed = b""
     with suppress(HostError):

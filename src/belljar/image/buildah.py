@@ -1,7 +1,4 @@
-"""Builds an image from a Dockerfile with buildah: bases from the store, the result packed.
-
-Steps run in a user namespace, by default without network. A stored recipe is not built again.
-"""
+"""Builds images from Dockerfiles with buildah in a user namespace."""
 
 from __future__ import annotations
 
@@ -81,8 +78,6 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """The Dockerfile is `inline`, else `dockerfile`, else the context's."""
-
     context: Path
     name: str
     dockerfile: Path | None = None
@@ -94,7 +89,7 @@ class BuildRequest:
 
 
 class BuildRecipe(NamedTuple):
-    """`built` are facts for the store; `recipe` among them digests all but the two options."""
+    """`recipe` in `built` digests all but the options."""
 
     dockerfile: Path
     found: Bases
@@ -106,11 +101,7 @@ class BuildRecipe(NamedTuple):
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
 ) -> tuple[Image, bool]:
-    """Return the image of a Dockerfile, named `request.name`, and true if it had to be built.
-
-    Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError` for a
-    missing tool or base; the store is then as it was.
-    """
+    """Return an image, and true if it had to be built. Raises `PolicyError`, `HostError`."""
     check_name(request.name)
     store = Store(home)
     recipe = read_recipe(store, request)
@@ -132,30 +123,24 @@ def build_dockerfile(
         scratch = held.enter_context(scratch_dir(home))
         work = held.enter_context(work_dir(home, scratch, first_uid))
         _take_files(request, recipe, work, first_uid)
-        bases = {
+        ids = {
             name: held.enter_context(hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
-        shown = [base.path for base in bases.values()]
-        has_network, buildah = request.has_network, buildah_argv(bases.values())
+        shown = [home / BASES / image.digest for image in recipe.bases.values()]
+        has_network, buildah = request.has_network, buildah_argv(shown)
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=has_network, report=report
         ) as inside:
             try:
-                _build(inside, buildah, request, recipe, bases)
+                _build(inside, buildah, request, recipe, ids)
                 report("packing the result")
-                result = pack_result(
-                    inside, buildah, recipe.made.volumes, keep_setuid=request.keep_setuid
-                )
+                keep_setuid, volumes = request.keep_setuid, recipe.made.volumes
+                result = pack_result(inside, buildah, volumes, keep_setuid=keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
         return store.add(**result, name=request.name, source=source, built=recipe.built), True
-
-
-def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Return true if these files made it, with any options."""
-    return bool(image.built.get("recipe") == read_recipe(store, request).built["recipe"])
 
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
@@ -221,9 +206,9 @@ def _build(
     buildah: Sequence[str],
     request: BuildRequest,
     recipe: BuildRecipe,
-    bases: Mapping[str, Base],
+    ids: Mapping[str, str],
 ) -> None:
-    work, ids = inside.work, {name: base.image_id for name, base in bases.items()}
+    work = inside.work
     configs = {name: image.config for name, image in recipe.bases.items()}
     made = make_buildable(recipe.found, ids, configs)
     (work / "Dockerfile").write_text(made.text, encoding="utf-8")
@@ -268,11 +253,7 @@ def _build(
 def pack_result(
     inside: Inside, buildah: Sequence[str], volumes: Iterable[str], *, keep_setuid: bool
 ) -> dict[str, Any]:
-    """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
-
-    Returns arguments of `Store.add`; a step that broke out of its container can have forged them.
-    Raises `LayerError` for what an image may not have, `HostError`.
-    """
+    """Return arguments of `Store.add`, which a step that broke out can have forged."""
     rootfs = inside.work.parent / "rootfs"
     try:
         with _held_directory(inside.work / "out", inside.first_uid) as out:
@@ -295,7 +276,7 @@ def pack_result(
 
 @contextmanager
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
-    """Yield a path that survives the replacement of the directory."""
+    """Yield a path that survives the directory's replacement."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -318,16 +299,11 @@ _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 
 
-class Base(NamedTuple):
-    path: Path
-    image_id: str
-
-
-def buildah_argv(bases: Iterable[Base] = ()) -> list[str]:
+def buildah_argv(bases: Iterable[Path] = ()) -> list[str]:
     storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
     names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
     aliases = f"--short-name-alias-conf {WORK}/home/aliases"
-    places = dict.fromkeys(f"{SHOWN}/{base.path.name}" for base in bases)
+    places = dict.fromkeys(f"{SHOWN}/{base.name}" for base in bases)
     shown = [f"--storage-opt=overlay.imagestore={place}" for place in places]
     return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown]
 
@@ -354,7 +330,7 @@ def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
 
 
 def remove_built(home: Path, directory: Path, first_uid: int) -> None:
-    """Remove a tree, as an ordinary user in the namespace of its ids."""
+    """Use the namespace of its ids if this is no root."""
     if os.geteuid() == 0 or not directory.exists():
         remove_tree(directory)
         return
@@ -363,8 +339,8 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 
 
 @contextmanager
-def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
-    """Load the image; `belljar prune` leaves it meanwhile."""
+def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[str]:
+    """Load the image, which `belljar prune` leaves meanwhile; yield its id in buildah."""
     path = home / BASES / image.digest
     make_store_dir(path.parent)
     with ExitStack() as held:
@@ -379,7 +355,7 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
         image_id = read_regular(path, _ID_FILE, 65).decode("ascii", "replace")
         if _ID.fullmatch(image_id) is None:
             raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
-        yield Base(path=path, image_id=image_id)
+        yield image_id
 
 
 def _is_of(path: Path, first_uid: int) -> bool:
@@ -442,7 +418,6 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """Return a stored image's Docker configuration without volumes (`Buildable`)."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}

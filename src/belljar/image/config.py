@@ -1,8 +1,4 @@
-"""An image's process configuration, read with bounds, and what a cell keeps of it. Pure.
-
-Beside it the one architecture that images have here: this machine's.
-Sources: moby, image specification v1.2 (health check, shell); OCI image-spec, `config.md`.
-"""
+"""An image's configuration. Sources: moby, image specification v1.2; OCI image-spec."""
 
 from __future__ import annotations
 
@@ -54,7 +50,7 @@ def debian_arch() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """`test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's default."""
+    """0 is Docker's default."""
 
     test: tuple[str, ...]
     interval_ns: int = 0
@@ -66,10 +62,7 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """`user` is a name, a uid or `uid:gid`.
-
-    `shell` and `stop_signal` are empty for Docker's defaults; `on_build` has lines of ONBUILD.
-    """
+    """Without `shell` and `stop_signal`, Docker's defaults hold."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = "root"
@@ -84,7 +77,6 @@ class ImageConfig:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Return the program, nothing for one that is idle."""
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
@@ -94,7 +86,7 @@ LATER: Final = ("healthcheck", "shell", "volumes", "stop_signal", "on_build")
 
 
 def config_of(document: Mapping[str, Any]) -> ImageConfig:
-    """Read the configuration in an image's document. Raises `LayerError`."""
+    """Raise `LayerError` for a broken configuration."""
     config = document.get("config") or {}
     if not isinstance(config, dict):
         raise _broken("config")
@@ -139,7 +131,7 @@ def _health_check(value: object) -> HealthCheck | None:
 def image_health(
     config: ImageConfig, times: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """Return a cell's `health` in seconds; Compose's `times` win."""
+    """Let Compose's `times` win."""
     check = config.healthcheck
     if check is None:
         return None

@@ -1,8 +1,4 @@
-"""A build's context: the files that `.dockerignore` leaves in, their digest and a copy.
-
-Only files below the directory are read; links are never followed. Source: Docker's `.dockerignore`
-(Go's `filepath.Match` with `**`; the last matching line decides).
-"""
+"""A build's context. Source: Docker's `.dockerignore` (Go's `filepath.Match` with `**`)."""
 
 from __future__ import annotations
 
@@ -79,10 +75,7 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 
 
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
-    """Return a context's digest (names, kinds, modes, contents); copy it `into` a directory.
-
-    Raises `PolicyError` for a special file, and beyond `MAX_ENTRIES`, `MAX_BYTES` or `MAX_DEPTH`.
-    """
+    """Raise `PolicyError` for a special file, and beyond the bounds."""
     try:
         return _take_all(context, ignored, into)
     except (OSError, ValueError) as error:
@@ -157,7 +150,6 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
-    """Yield entries in a fixed order, each after its parents."""
     known = {context, *context.parents}
     # An excluded directory may then hold included files.
     may_take_back = any(takes_back for _, takes_back in ignored.rules)

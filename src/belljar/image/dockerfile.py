@@ -1,9 +1,7 @@
 """Reads a Dockerfile: its stages, the images that they need, and its text for buildah 1.28.
 
-BuildKit's own parser (the package `dockerfile`) reads it in another process: hostile text can crash
-it or keep it busy, and the threads of a Go library would stay in a process that forks. Replaced in
-the text are here-documents, flags that buildah lacks, and what it does otherwise than BuildKit.
-Sources: the Dockerfile reference; BuildKit's here-documents.
+BuildKit's own parser reads it in another process: hostile text can crash it or keep it busy, and a
+Go library's threads would stay in a process that forks. The text differs where buildah does.
 """
 
 from __future__ import annotations
@@ -101,8 +99,6 @@ _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuildStage:
-    """`base` is an image, or the stage it starts from."""
-
     name: str
     base: str | BuildStage
     items: tuple[Instruction, ...]
@@ -112,7 +108,6 @@ class BuildStage:
         return self.name
 
     def sources(self) -> Iterator[str | BuildStage]:
-        """Yield the images and stages copied or mounted from."""
         for item in self.items:
             with at_line(item.line):
                 for name, value in flags_of(item):
@@ -129,10 +124,7 @@ class BuildStage:
 
 
 class Bases(NamedTuple):
-    """Images started or copied from, and the stages that the target needs, the target last.
-
-    `known` are the arguments before the first FROM and the platform's.
-    """
+    """The target's stage is the last."""
 
     images: tuple[str, ...]
     stages: tuple[BuildStage, ...]
@@ -141,7 +133,7 @@ class Bases(NamedTuple):
 
 
 def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """Raise `DockerfileError`; the target is the last stage by default."""
+    """Raise `DockerfileError` for an unusable file."""
     arch = debian_arch()
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
@@ -219,9 +211,8 @@ def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
     if len(item.values) not in {1, 3} or "".join(item.values[1:2]).lower() not in ("", "as"):
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     for _, written in flags_of(item):
-        platform = (
-            _expanded(written, known).lower().replace("x86_64", "amd64").replace("aarch64", "arm64")
-        )
+        platform = _expanded(written, known).lower()
+        platform = platform.replace("x86_64", "amd64").replace("aarch64", "arm64")
         parts, arch = platform.split("/"), debian_arch()
         if parts[:2] not in (["linux", arch], ["linux"]) and parts != [arch]:
             raise DockerfileError(f"--platform={written} is not this machine's platform")
@@ -291,10 +282,7 @@ _WITHOUT_EFFECT: Final = {"LABEL", "EXPOSE", "MAINTAINER"}
 
 @dataclass(slots=True, kw_only=True)
 class Buildable:
-    """The context `heredoc_context` holds `files`; `step_users` are those of RUN, as written.
-
-    `volumes` are kept apart: buildah would discard what later steps write there.
-    """
+    """`volumes`: buildah would discard what later steps write there."""
 
     heredoc_context: str
     lines: list[str] = field(default_factory=list)
@@ -343,10 +331,7 @@ def make_buildable(
 
 @dataclass(slots=True, kw_only=True)
 class _StageWriter:
-    """Writes a stage's instructions; a stage on top continues with a copy.
-
-    `args` are the ARG lines of the stage and of those below.
-    """
+    """A stage on top continues with a copy."""
 
     stage: BuildStage
     made: Buildable
@@ -435,7 +420,7 @@ class _StageWriter:
         self.emit(f"RUN {flags}{json.dumps([*self.shell, script])}")
 
     def _mount(self, text: str) -> str:
-        """Return the flag for buildah, none for an optional secret."""
+        """Return nothing for an optional secret."""
         given = mount_options(text)
         kind, source = given.pop("type", "bind"), str(self.stage.source(given.pop("from", "")))
         if kind in {"secret", "ssh"}:

@@ -1,8 +1,4 @@
-"""The guest kernel (Debian's cloud kernel package, unpacked, not installed) and its initramfs.
-
-    kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko}    kernel-current
-
-`digest` covers what a guest loads: the kernel and its modules, in load order."""
+"""The guest kernel: kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko}, kernel-current."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """`modules` are in load order, `wanted` as asked for."""
+    """`modules` are in load order."""
 
     digest: str
     version: str
@@ -48,17 +44,14 @@ class Kernel:
 
 
 def current_kernel(home: Path) -> Kernel:
-    """Return the kernel that new templates boot. Raises `HostError`."""
+    """Raise `HostError` without a whole one."""
     pointer = home / "kernel-current"
+    if not pointer.exists():
+        what, hint = "there is no guest kernel", "run `belljar setup`"
+        raise HostError(what, where=str(pointer), hint=hint)
     try:
         digest = pointer.read_text().strip()
-    except FileNotFoundError:
-        what, hint = "there is no guest kernel", "run `belljar setup`"
-        raise HostError(what, where=str(pointer), hint=hint) from None
-    except (OSError, ValueError) as error:
-        raise _damaged(pointer) from error
-    directory = home / "kernels" / digest
-    try:
+        directory = home / "kernels" / digest
         document = json.loads((directory / "kernel.json").read_bytes())
         kernel = Kernel(
             digest=digest,
@@ -73,7 +66,7 @@ def current_kernel(home: Path) -> Kernel:
             raise ValueError("files are missing")
         return kernel
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(directory / "kernel.json") from error
+        raise _damaged(pointer) from error
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
@@ -101,9 +94,7 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
 def _store(home: Path, scratch: Path, package: Mapping[str, str]) -> Kernel:
     tree, whole = scratch / "tree", scratch / "kernel"
     whole.mkdir(mode=0o711)
-    if len(images := [*(tree / "boot").glob("vmlinuz-*")]) != 1:
-        raise HostError(f"the kernel package holds {len(images)} kernels", where="vmlinuz-*")
-    image = images[0]
+    (image,) = (tree / "boot").glob("vmlinuz-*")
     release = image.name.removeprefix("vmlinuz-")
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None or (int(match[1]), int(match[2])) < _MIN_VERSION:
@@ -165,14 +156,10 @@ def _make_current(home: Path, scratch: Path, whole: Path, digest: str) -> Kernel
 
 
 def _modules(tree: Path, release: str) -> list[tuple[str, bytes]]:
-    places = (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
-    library = next(filter(Path.is_dir, places), None)
-    if library is None:
-        raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
+    (library,) = tree.glob(f"**/lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
-    builtin = {
-        module_name(Path(line).name) for line in (library / "modules.builtin").read_text().split()
-    }
+    builtin_paths = (library / "modules.builtin").read_text().split()
+    builtin = {module_name(Path(path).name) for path in builtin_paths}
 
     def read(name: str) -> bytes | None:
         if (path := files.get(name)) is None:
@@ -194,10 +181,7 @@ def _damaged(path: Path) -> HostError:
 def load_order(
     wanted: Sequence[str], *, read: Callable[[str], bytes | None], builtin: Collection[str]
 ) -> list[tuple[str, bytes]]:
-    """Return the wanted modules and all they depend on, each after what it needs.
-
-    Raises `HostError` for one that `read` does not give and that is not built in.
-    """
+    """Raise `HostError` for a lacking module."""
     ordered: dict[str, bytes] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:
@@ -239,12 +223,9 @@ _S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000  # inode(7); cpio's 
 def build_initramfs(
     agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None
 ) -> bytes:
-    """Return the gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko`.
-
-    `modules` are in load order. Raises `ValueError` for what is no ELF file.
-    """
-    programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
-    for name, contents in [*programs, *modules]:
+    """Raise `ValueError` for what is no ELF file."""
+    probes = [] if probe is None else [("p", probe)]
+    for name, contents in (("init", agent), *probes, *modules):
         if not contents.startswith(b"\x7fELF"):
             raise ValueError(f"{name} is not an ELF file")
     import gzip
@@ -252,13 +233,11 @@ def build_initramfs(
     entries = [(directory, _S_IFDIR | 0o755, b"") for directory in _DIRECTORIES]
     # The kernel opens it as the standard streams of `/init`.
     entries.append(("dev/console", _S_IFCHR | 0o600, b""))
+    entries.append(("init", _S_IFREG | 0o755, agent))
     # An unreadable program can't be traced: the container has no uid of the guest's root.
-    modes = {"p": _S_IFREG | 0o711}
-    entries += [(name, modes.get(name, _S_IFREG | 0o755), contents) for name, contents in programs]
-    entries += [
-        (f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
-        for number, (name, contents) in enumerate(modules)
-    ]
+    entries += [(name, _S_IFREG | 0o711, contents) for name, contents in probes]
+    for number, (name, contents) in enumerate(modules):
+        entries.append((f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents))
     archive = [_entry(inode, *each) for inode, each in enumerate(entries, 1)]
     archive.append(_entry(0, "TRAILER!!!", 0, b""))
     return gzip.compress(b"".join(archive), compresslevel=6, mtime=0)

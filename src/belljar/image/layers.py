@@ -1,8 +1,4 @@
-"""Reading a hostile tar stream: every length is bounded before use.
-
-Understood: ustar, GNU long names and base-256 numbers, POSIX pax records.
-Refused: device nodes, sparse files, absolute names, `..`, unknown types.
-"""
+"""Reads a hostile tar stream: every length is bounded before use."""
 
 from __future__ import annotations
 
@@ -82,14 +78,10 @@ KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(slots=True, kw_only=True)
 class LayerEntry:
-    """A file of a layer, then of the tree that takes it, where hard links are one entry.
-
-    `path` has no `.` or `..`; a link's `target` may. `path_bytes`, `layer` (the last that named the
-    file), `content_layer` and `children` are the tree's.
-    """
+    """A file of a layer; the last four fields are the merged tree's."""
 
     path: EntryPath = ()
-    kind: ImageEntryKind
+    kind: ImageEntryKind = ImageEntryKind.DIRECTORY
     mode: int = 0o755
     uid: int = 0
     gid: int = 0
@@ -107,10 +99,7 @@ class LayerEntry:
 def read_entries(
     pread: Callable[[int, int], bytes], size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
-    """Yield the entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
-
-    The layer must end with an end marker or exactly after an entry. Raises `LayerError`.
-    """
+    """Yield entries in about 2 MiB of memory. Raises `LayerError`."""
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
         header = pread(_BLOCK, offset)

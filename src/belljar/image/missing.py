@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import PolicyError
-from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
+from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, read_recipe
 from belljar.image.store import MADE_HERE, Store
 from belljar.policy.files import check_below
 from belljar.units import printable
@@ -28,11 +28,11 @@ def build_missing(
     running = [each for each in dict.fromkeys(builds) if each.image in images]
     names = [each.image for each in running]
     for name in names:
-        if names.count(name) > 1 or name in MADE_HERE:  # else a sample would run in another's image
-            raise PolicyError(
-                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
-                hint="give each of them an `image` of its own in its compose file",
-            )
+        # Else a sample would run in another's image.
+        if names.count(name) > 1 or name in MADE_HERE:
+            what = f"several builds, or an image of Belljar's own, are called {printable(name)}"
+            hint = "give each of them an `image` of its own in its compose file"
+            raise PolicyError(what, hint=hint)
     for each in running:
         root = Path(each.root)
         context, dockerfile = root / each.context, root / each.dockerfile
@@ -48,8 +48,8 @@ def build_missing(
             keep_setuid=True,  # what of it works in a cell is its tier's to say
         )
         if store.missing(request.name) is None:
-            found = store.find(request.name)
-            if not found.built or is_built(store, found, request):
+            built = store.find(request.name).built  # with whatever options
+            if not built or built.get("recipe") == read_recipe(store, request).built["recipe"]:
                 continue
         report(f"building the image {printable(request.name)}")
         try:

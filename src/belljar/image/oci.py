@@ -1,26 +1,22 @@
-"""Imports container images: parts are found, read with bounds and merged in memory.
-
-No digest, size or name is trusted; `design/policy.md` says why no tool unpacks on the host.
-"""
+"""Imports container images; `design/policy.md` says why no tool unpacks them."""
 
 from __future__ import annotations
 
-import errno
 import os
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any, Final
 
-from belljar.errors import HostError, PolicyError
+from belljar.errors import host_errors
 from belljar.image.config import ImageConfig, config_of, debian_arch
 from belljar.image.layers import ImageEntryKind, ImportLimits, LayerEntry, LayerError
 from belljar.image.origin import ImageParts, fetched, read_document
 from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import Report
 from belljar.image.tree import LayerBlob, MergedTree, open_layer, pack
-from belljar.store.home import HINT_SPACE, need_space
+from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable
 
@@ -39,19 +35,20 @@ def import_image(
     keep_setuid: bool = False,
     report: Report = lambda _line: None,
 ) -> Image:
-    """Put the container image `ref` (as skopeo names it) into the store.
-
-    Raises `PolicyError` for a broken, hostile or too large image, else `HostError`; the store is
-    then as it was.
-    """
+    """Raise `PolicyError` for a broken, hostile or too large image, else `HostError`."""
     bounds = limits or ImportLimits()
     if name:
         check_name(name)
     need_space(home, _MIN_FREE_BYTES, "importing an image")
     report("fetching")
     source = printable(ref, max_chars=300)
+    hint = "look who may read it, and if the store's disk has room"
     try:
-        with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
+        with (
+            host_errors("the image can't be imported", where=source, hint=hint),
+            scratch_dir(home) as scratch,
+            fetched(ref, scratch, bounds, report) as found,
+        ):
             # An archive can't name itself as the images that Belljar makes.
             own = tuple(each for each in found.names if each not in MADE_HERE)
             if not (names := (name,) if name else own):
@@ -62,7 +59,11 @@ def import_image(
             check_platform(config)
             image_config = config_of(config)
             with ExitStack() as opened:
-                layers = _merge(tree, opened, scratch, found, config, bounds, report=report)
+                layers = list[LayerBlob]()
+                for layer in _layers(found, config, scratch, bounds):
+                    layers.append(opened.enter_context(closing(layer)))
+                    report(f"reading layer {len(layers)} of {len(found.layers)}")
+                    tree.apply_layer(layer)
                 report("packing")
                 pack_tree(tree, layers, image_config, rootfs)
             return Store(home).add(
@@ -78,13 +79,6 @@ def import_image(
             )
     except LayerError as error:
         raise error.refusal(source) from error
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            what = "no space is left to import the image"
-            raise HostError(what, where=str(home), hint=HINT_SPACE) from error
-        if isinstance(error, PermissionError):
-            raise PolicyError(f"it can't be read: {error.strerror}", where=source) from error
-        raise
 
 
 def check_platform(config: Mapping[str, Any]) -> None:
@@ -95,17 +89,10 @@ def check_platform(config: Mapping[str, Any]) -> None:
         raise LayerError(f"it is made for {made_for}; guests here are linux/{arch}")
 
 
-def _merge(
-    tree: MergedTree,
-    opened: ExitStack,
-    scratch: Path,
-    found: ImageParts,
-    config: Mapping[str, Any],
-    limits: ImportLimits,
-    *,
-    report: Report,
-) -> list[LayerBlob]:
-    stated, layers = config.get("rootfs"), list[LayerBlob]()
+def _layers(
+    found: ImageParts, config: Mapping[str, Any], scratch: Path, limits: ImportLimits
+) -> Iterator[LayerBlob]:
+    stated = config.get("rootfs")
     diff_ids = stated.get("diff_ids") if isinstance(stated, dict) else None
     if not isinstance(diff_ids, list):
         raise LayerError("a document is broken: diff_ids")
@@ -113,28 +100,21 @@ def _merge(
         counts = f"{len(found.layers)} layers, and {len(diff_ids)} in its configuration"
         raise LayerError(f"it has {counts}; at most {limits.max_layers}")
     left_bytes = limits.max_bytes
-    for number, ((name, digest), diff_id) in enumerate(zip(found.layers, diff_ids, strict=True), 1):
-        report(f"reading layer {number} of {len(diff_ids)}")
-        blob = found.files(name)
-        layer = open_layer(blob, digest or None, max_bytes=left_bytes, scratch=scratch)
-        layers.append(opened.enter_context(closing(layer)))
-        if diff_id != f"sha256:{layer.diff_id}":
-            raise LayerError(f"layer {number} is not the one that the configuration names")
+    for (name, digest), diff_id in zip(found.layers, diff_ids, strict=True):
+        blob, known = found.files(name), str(diff_id) or "none"  # an empty one fits no layer
+        layer = open_layer(blob, scratch, max_bytes=left_bytes, digest=digest, diff_id=known)
         left_bytes -= layer.size_bytes
-        tree.apply_layer(layer)
-    return layers
+        yield layer
 
 
 def pack_tree(
     tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
 ) -> None:
-    """Pack a tree with the places that cells need."""
     for path, wanted in _PLACES.items():
         found = tree.at(path)
         is_link = found is not None and found.kind is ImageEntryKind.SYMLINK
         if found and found.kind is not wanted and not (is_link and path in _MAY_BE_LINKS):
-            what = f"its /{path.decode()} is a {found.kind}, where a {wanted} is needed"
-            raise LayerError(what)
+            raise LayerError(f"its /{path.decode()} is a {found.kind}; a {wanted} is needed")
     for place in (config.workdir, *config.volumes):
         above = ""
         for part in filter(None, place.split("/")):
@@ -157,9 +137,8 @@ def pack_tree(
 def pack_layer(
     file: IO[bytes], config: ImageConfig, rootfs: Path, *, keep_setuid: bool
 ) -> MergedTree:
-    """Pack a file of one uncompressed layer. Raises `LayerError`."""
     limits = ImportLimits()
-    layer = LayerBlob(file, os.fstat(file.fileno()).st_size, "")
+    layer = LayerBlob(file)
     if layer.size_bytes > limits.max_bytes:
         raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
     tree = MergedTree(limits, keep_setuid=keep_setuid)
@@ -171,15 +150,10 @@ def pack_layer(
 # What a cell's start mounts over, reads or writes before the image's first program, made where it
 # is missing. A pipe would hold the start, a link lead it elsewhere; some images have a link that
 # does neither.
+_FILES: Final = ("passwd", "group", "hostname", "hosts", "machine-id", "resolv.conf")
 _PLACES: Final = {
     **dict.fromkeys((b"dev", b"proc", b"sys", b"run", b"etc", b"tmp"), ImageEntryKind.DIRECTORY),
-    **dict.fromkeys(
-        (
-            *(b"etc/passwd", b"etc/group", b"etc/hostname", b"etc/hosts"),
-            *(b"etc/machine-id", b"etc/resolv.conf"),
-        ),
-        ImageEntryKind.FILE,
-    ),
+    **{f"etc/{name}".encode(): ImageEntryKind.FILE for name in _FILES},
 }
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
 _NOT_MADE: Final = {b"etc/passwd", b"etc/group"}

@@ -1,8 +1,4 @@
-"""Finds an image at its source: a registry (by skopeo), a daemon, a file.
-
-Nothing in a file is believed: callers check digests, and no name in an archive becomes a path.
-Source: image-spec v1.1; the layout of `docker save`.
-"""
+"""Finds an image at its source. Sources: image-spec v1.1; the layout of `docker save`."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import debian_arch
 from belljar.image.layers import (
@@ -35,20 +31,17 @@ from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
-MANIFEST_TYPES: Final = frozenset(
-    {
-        "application/vnd.oci.image.manifest.v1+json",
-        "application/vnd.docker.distribution.manifest.v2+json",
-    }
+MANIFEST_TYPES: Final = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
 )
-INDEX_TYPES: Final = frozenset(
-    {
-        "application/vnd.oci.image.index.v1+json",
-        "application/vnd.docker.distribution.manifest.list.v2+json",
-    }
+INDEX_TYPES: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 # More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
+_BLOBS: Final = "blobs/sha256/"
 # containerd's is a whole name; OCI's is often a tag alone.
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 # Podman's and buildah's registry for what was built without one.
@@ -62,8 +55,7 @@ _LAYER_TYPES: Final = re.compile(
 Files: TypeAlias = Callable[[str], Path]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageParts:
+class ImageParts(NamedTuple):
     """A part is a name and its SHA-256, or ""."""
 
     files: Files
@@ -75,14 +67,11 @@ class ImageParts:
 
 @contextmanager
 def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterator[Files]:
-    """Give the files of a tar archive one at a time, below `work` under one fixed name.
-
-    Links between them are followed: `docker save` wrote a layer that occurs twice as one.
-    """
+    """Follow links: `docker save` wrote a layer that occurs twice as one."""
     opened = (
-        LayerBlob(archive.open("rb"), archive.stat().st_size, "")
+        LayerBlob(archive.open("rb"))
         if is_plain(archive)
-        else open_layer(archive, None, max_bytes=limits.max_bytes, scratch=work)
+        else open_layer(archive, work, max_bytes=limits.max_bytes)
     )
     with closing(opened):
         found, links, text_bytes = dict[str, tuple[int, int]](), dict[str, str](), 0
@@ -114,7 +103,7 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
 def read_document(
     files: Files, name: str, limits: ImportLimits, *, wanted: str = "", kind: type = dict
 ) -> tuple[Any, str]:
-    """Return a JSON document and its SHA-256 in hex, which must be `wanted` if that is known."""
+    """Return a document and its SHA-256, compared with `wanted`."""
     if (path := files(name)).stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
     raw = path.read_bytes()
@@ -134,9 +123,8 @@ def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of t
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
-    return str(document.get("mediaType")) in INDEX_TYPES or (
-        "mediaType" not in document and "manifests" in document
-    )
+    kind = document.get("mediaType", INDEX_TYPES[0] if "manifests" in document else "")
+    return str(kind) in INDEX_TYPES
 
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
@@ -193,13 +181,11 @@ def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
     digests: tuple[str, ...] = ()
     if has_index:  # a nested index: a registry has the image under its digest
         wanted = _hex(digest)
-        nested, _ = read_document(files, f"blobs/sha256/{wanted}", limits, wanted=wanted)
+        nested, _ = read_document(files, _BLOBS + wanted, limits, wanted=wanted)
         digests = (digest,)
         digest = instance_of(nested, debian_arch())
-    file = f"blobs/sha256/{_hex(digest)}"
-    return image_of_manifest(
-        files, file, limits, wanted=digest, names=names, digests=digests, place="blobs/sha256/"
-    )
+    parts = image_of_manifest(files, _BLOBS + _hex(digest), limits, wanted=digest, place=_BLOBS)
+    return parts._replace(names=names, digests=(*digests, digest))
 
 
 def _not_one(count: int) -> LayerError:
@@ -207,17 +193,10 @@ def _not_one(count: int) -> LayerError:
 
 
 def image_of_manifest(
-    files: Files,
-    name: str,
-    limits: ImportLimits,
-    *,
-    wanted: str,
-    names: tuple[str, ...],
-    digests: tuple[str, ...],
-    place: str = "",
+    files: Files, name: str, limits: ImportLimits, *, wanted: str, place: str = ""
 ) -> ImageParts:
     manifest, _ = read_document(files, name, limits, wanted=_hex(wanted))
-    if str(manifest.get("mediaType", next(iter(MANIFEST_TYPES)))) not in MANIFEST_TYPES:
+    if str(manifest.get("mediaType", MANIFEST_TYPES[0])) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
     layers = manifest.get("layers")
     described = [manifest.get("config"), *(layers if isinstance(layers, list) else [None])]
@@ -228,17 +207,11 @@ def image_of_manifest(
             raise LayerError(f"layer {number} is of a type that isn't taken: {printable(kind)!r}")
     parts = [_hex(str(each.get("digest"))) for each in described]
     named = tuple((f"{place}{part}", part) for part in parts)
-    return ImageParts(
-        files=files,
-        config=named[0],
-        layers=named[1:],
-        names=names,
-        digests=tuple(dict.fromkeys((*digests, wanted))),
-    )
+    return ImageParts(files=files, config=named[0], layers=named[1:])
 
 
 def _hex(digest: str) -> str:
-    """Return the digits: no other text of a document enters paths."""
+    """Let no other text of a document enter paths."""
     if IMAGE_ID.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
@@ -256,17 +229,13 @@ _MAX_DATA_BYTES: Final = 2 << 30
 # Documents and headers beside an image's layers.
 _SLACK_BYTES: Final = 64 << 20
 # skopeo copies nothing without one; digests are checked here, whatever it says of signatures.
-_TRUST_POLICIES: Final = (
-    Path.home() / ".config/containers/policy.json",
-    Path("/etc/containers/policy.json"),
-)
+_TRUST_POLICIES: Final = ("~/.config/containers/policy.json", "/etc/containers/policy.json")
 
 
 @contextmanager
 def fetched(
     ref: str, scratch: Path, limits: ImportLimits, report: Report = lambda _line: None
 ) -> Iterator[ImageParts]:
-    """Fetch the image `ref` into a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
     if not rest or transport not in (*_FILES, *_SERVICES):
         shown = printable(ref, max_chars=200)
@@ -296,7 +265,7 @@ def fetched(
     name = _saved(rest, work, limits, report)
     with files_of_archive(work / "source", work, limits) as files:
         found = image_in_archive(files, limits)
-        yield replace(found, names=(name,))
+        yield found._replace(names=(name,))
 
 
 def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
@@ -325,10 +294,10 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
 
 
 def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> ImageParts:
-    """Copy the image of the digest that a registry has for a name."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
-    trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
+    has_policy = any(Path(path).expanduser().exists() for path in _TRUST_POLICIES)
+    trust = [] if has_policy else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
     skopeo, env = [tool("skopeo"), "--tmpdir", str(work)], plain_env(TMPDIR=str(work))
     argv = [*skopeo, "inspect", "--raw", *(["--tls-verify=false"] if is_local else [])]
@@ -345,14 +314,11 @@ def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> Imag
     copy += [f"docker://{reference.registry}/{reference.path}@{manifest}", "dir:image"]
     argv, watch = [*skopeo, *trust, *platform, *copy], _watch(work, printable(rest), limits, report)
     run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
-    return image_of_manifest(
-        (work / "image").joinpath,  # skopeo's own files, by names of checked digests
-        "manifest.json",
-        limits,
-        wanted=manifest,
-        names=(reference.untagged.familiar,),
-        digests=(top,),
-    )
+    # skopeo's own files, by names of checked digests
+    files = (work / "image").joinpath
+    found = image_of_manifest(files, "manifest.json", limits, wanted=manifest)
+    digests = tuple(dict.fromkeys((top, manifest)))
+    return found._replace(names=(reference.untagged.familiar,), digests=digests)
 
 
 def _watch(work: Path, ref: str, limits: ImportLimits, report: Report) -> Callable[[], None]:

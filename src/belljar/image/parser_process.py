@@ -1,7 +1,4 @@
-"""The process apart of `belljar.image.dockerfile`: a Dockerfile on standard input, JSON as output.
-
-It is run as a file, by a Python that imports nothing else: it starts in 20 ms.
-"""
+"""Parses a Dockerfile in a process that imports nothing else."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import dockerfile  # type: ignore[import-not-found] # a compiled module without stubs
 
-    text = sys.stdin.buffer.read().decode()
-
     found: object
     try:
-        commands = dockerfile.parse_string(text)
+        commands = dockerfile.parse_string(sys.stdin.buffer.read().decode())
         found = [
             (
                 *(each.cmd.upper(), each.start_line, each.flags, each.value, each.json),

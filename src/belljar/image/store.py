@@ -1,11 +1,4 @@
-"""The image store: immutable root file systems by the SHA-256 of their bytes, and their names.
-
-    images/<digest>/{rootfs.sqfs,image.json}    image-names.json    image-digests.json
-
-Names are Docker's references. `image-digests.json` maps digests of manifests, indexes and
-configurations to the imported images. An image appears whole (by a rename) or not at all.
-Reading needs no lock; writers hold `locks/images`.
-"""
+"""The image store: images/<digest>/{rootfs.sqfs,image.json} and indexes of names and origins."""
 
 from __future__ import annotations
 
@@ -17,16 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from belljar.dataclass import (
-    asdict,
-    dataclass,
-    field,
-    field_names,
-    fields,
-    from_json,
-    json_of,
-    replace,
-)
+from belljar.dataclass import asdict, dataclass, field, fields, from_json, json_of, replace
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import LATER, ImageConfig
 from belljar.policy.reference import Reference, parse_reference
@@ -56,17 +40,14 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(ImageConfig):
-    """An immutable root file system (squashfs) by the SHA-256 of its bytes in hex.
-
-    `origins` are digests of the documents that it was imported from.
-    """
+    """`origins` are digests of documents that it was imported from."""
 
     digest: str
     names: tuple[str, ...]
     rootfs: Path
     size_bytes: int
-    created: str
-    source: str
+    created: str = ""
+    source: str = ""
     origins: tuple[str, ...] = ()
     built: Mapping[str, Any] = field(default_factory=dict)
     setuid_programs: SetuidPrograms = ""
@@ -85,11 +66,7 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """Return the image of a reference or a digest.
-
-        A reference's digest must be one that the image was imported from; its tag is ignored, as in
-        Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
-        """
+        """Return the image of a reference (without its tag if it has a digest) or a digest."""
         names, origins = self._indexes()
         reference = _parsed(ref)
         if reference is not None and reference.digest:
@@ -97,12 +74,10 @@ class Store:
         else:
             name = reference.familiar if reference else ref
             digest = names.get(name) or origins.get(ref) or ref.removeprefix("sha256:")
-        if (
-            not _DIGEST.fullmatch(digest or "")
-            or not (self._images / digest / "image.json").exists()
-        ):
+        is_digest = _DIGEST.fullmatch(digest or "") is not None
+        if not is_digest or not (self._images / digest / "image.json").exists():
             raise self._missing(ref)
-        return self._read(digest, names, origins)
+        return _read(self._images / digest, names, origins)
 
     def list(self) -> tuple[Image, ...]:
         names, origins = self._indexes()
@@ -110,7 +85,7 @@ class Store:
         entries = os.listdir(self._images) if self._images.is_dir() else ()  # noqa: PTH208
         for digest in filter(_DIGEST.fullmatch, entries):
             try:
-                found.append(self._read(digest, names, origins))
+                found.append(_read(self._images / digest, names, origins))
             except HostError:
                 if (self._images / digest).exists():  # else it was removed meanwhile
                     raise
@@ -122,53 +97,30 @@ class Store:
         config: ImageConfig,
         *,
         name: str,
-        source: str,
-        created: str,
         more_names: Sequence[str] = (),
         origins: Sequence[str] = (),
-        built: Mapping[str, Any] | None = None,
-        setuid_programs: SetuidPrograms = "",
-        high_owner: str = "",
+        **facts: Any,  # noqa: ANN401 - further fields of `Image`
     ) -> Image:
-        """Move `rootfs` (squashfs, on the store's file system) into the store.
-
-        Names and `origins` move from the images that had them. The configuration's hash is appended
-        to the file, so it is part of the digest. Raises `PolicyError`, `HostError`.
-        """
+        """Take `rootfs`; names and `origins` move from the images that had them."""
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         rootfs.chmod(0o600)
         with rootfs.open("ab") as file:  # a block of its own for the configuration's hash
-            file.write(
-                bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0")
-            )
+            file.write(bytes(-file.tell() % _SEAL_BYTES))
+            file.write(_seal_of(config).ljust(_SEAL_BYTES, b"\0"))
         rootfs.chmod(0o444)
         digest = file_sha256(rootfs)
-        document = {
-            "version": 1,
-            "digest": digest,
-            "size_bytes": rootfs.stat().st_size,
-            "created": created,
-            "source": source,
-        }
-        more = {"built": built, "setuid_programs": setuid_programs, "high_owner": high_owner}
-        more |= json_of(config)
+        document = {"version": 1, "digest": digest, "created": "", "source": ""}
+        document["size_bytes"] = rootfs.stat().st_size
+        more = {**facts, **json_of(config)}
         document |= {name: value for name, value in more.items() if value or name in _ALWAYS}
         return self._enter(rootfs, document, called, origins)
 
     def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
-        """Take an image's directory of another store.
-
-        Raises `HostError` when its bytes are not those of its digest; then nothing was taken.
-        """
+        """Raise `HostError` for bytes of another digest."""
         called = [check_name(each, origins=origins) for each in names]
-        file = directory / "image.json"
-        try:
-            document = json.loads(file.read_bytes())
-            image = _image(document, directory, {}, {})
-        # Of another store: it may be nested deeper than the parser goes.
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise self._damaged(file) from error
+        image = _read(directory, {}, {})
         verify(image)
+        document = json.loads((directory / "image.json").read_bytes())
         return self._enter(image.rootfs, {**document, "digest": image.digest}, called, origins)
 
     def _enter(
@@ -199,10 +151,9 @@ class Store:
             known |= dict.fromkeys(origins, digest)
             self._write(self._digests_file, known)
             self._write(self._names_file, names)
-            return self._read(digest, names, known)
+            return _read(final, names, known)
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last the image."""
         with locked(self.home, "images"):
             image, (names, origins) = self.find(ref), self._indexes()
             reference = _parsed(ref)
@@ -217,7 +168,7 @@ class Store:
             return image
 
     def name(self, image: Image, name: str) -> Image:
-        """Raise `PolicyError` for a forbidden name, `HostError` for a removed image."""
+        """Raise `HostError` for a removed image."""
         name = check_name(name)
         with locked(self.home, "images"):
             if not (self._images / image.digest).exists():
@@ -240,7 +191,7 @@ class Store:
                 index = json.loads(file.read_bytes()) if file.exists() else {}
                 found.append({str(key): str(digest) for key, digest in index.items()})
             except (OSError, ValueError, AttributeError) as error:
-                raise self._damaged(file) from error
+                raise _damaged(file) from error
         return found[0], found[1]
 
     def _write(self, file: Path, document: Mapping[str, Any], *, mode: int = 0o644) -> None:
@@ -251,24 +202,15 @@ class Store:
             sync_file(written)
             written.replace(file)
 
-    def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
-        path = self._images / digest / "image.json"
-        try:
-            return _image(json.loads(path.read_bytes()), path.parent, names, origins)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._damaged(path) from error
-
     def _missing(self, ref: str) -> HostError:
         hint = f"run `{command_for(ref)}` to get it, or `belljar image ls` to list what is there"
         what = f"image `{printable(ref)}` isn't in the store"
         return HostError(what, where=str(self._images), hint=hint)
 
-    def _damaged(self, path: Path) -> HostError:
-        return HostError(
-            "the image store is damaged: this file can't be read",
-            where=str(path),
-            hint="remove it and run `belljar setup`",
-        )
+
+def _damaged(path: Path) -> HostError:
+    what = "the image store is damaged: this file can't be read"
+    return HostError(what, where=str(path), hint="remove it and run `belljar setup`")
 
 
 def command_for(ref: str) -> str:
@@ -328,23 +270,23 @@ def _seal_of(config: ImageConfig) -> bytes:
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
 
 
-def _image(
-    document: Mapping[str, Any],
-    directory: Path,
-    names: Mapping[str, str],
-    origins: Mapping[str, str],
-) -> Image:
-    digest, rootfs = directory.name, directory / "rootfs.sqfs"
-    if rootfs.stat().st_size != document["size_bytes"]:
-        raise ValueError("size differs")
-    known = {name: document[name] for name in field_names(Image) if name in document}
-    known |= {
-        "digest": digest,
-        "rootfs": str(rootfs),
-        "names": sorted(name for name, named in names.items() if named == digest),
-        "origins": sorted(origin for origin, of in origins.items() if of == digest),
-    }
-    return cast("Image", from_json(Image, known))
+def _read(directory: Path, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
+    digest, rootfs, file = directory.name, directory / "rootfs.sqfs", directory / "image.json"
+    try:
+        document = json.loads(file.read_bytes())
+        if rootfs.stat().st_size != document["size_bytes"]:
+            raise ValueError("size differs")
+        known = {each.name: document[each.name] for each in fields(Image) if each.name in document}
+        known |= {
+            "digest": digest,
+            "rootfs": str(rootfs),
+            "names": sorted(name for name, named in names.items() if named == digest),
+            "origins": sorted(origin for origin, of in origins.items() if of == digest),
+        }
+        return cast("Image", from_json(Image, known))
+    # Of another store, it may be nested deeper than the parser goes.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(file) from error
 
 
 class MissingImage(NamedTuple):

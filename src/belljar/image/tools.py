@@ -1,8 +1,4 @@
-"""Runs the host's tools: argv lists only, bounded in time, output and size of their files.
-
-A tool that needs root gets a user namespace with 65,536 ids and its own files, mounts, processes,
-IPC and, unless asked otherwise, network.
-"""
+"""Runs the host's tools, bounded in time and in size of their files."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ def run_tool(
     cwd: Path | None = None,
     watch: Watch = lambda: None,
 ) -> bytes:
-    """Return a tool's standard output. Raises `HostError` when it fails.
-
-    Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
-    """
+    """Return standard output. Raises `HostError`; then the process group is killed."""
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
         output, complaint = polled(
             lambda poll_s: process.communicate(timeout=poll_s), argv, timeout_s, watch
@@ -82,19 +75,15 @@ def polled(
 
 
 def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> None:
-    """Run an installer to its end, its output appended to `log`. Raises `HostError` when it fails.
-
-    An interruption is raised only after it has ended: half of a package would be left.
-    """
-    with log.open("ab") as file:
-        file.write(f"\n$ {' '.join(argv)}\n".encode())
-        file.flush()
-        with started(argv, stdout=file, stderr=subprocess.STDOUT) as process:
-            try:
-                status = polled(process.wait, argv, timeout_s)
-            except KeyboardInterrupt:
-                process.wait(timeout_s)
-                raise
+    """Wait for an installer's end, also when interrupted: half a package would be left."""
+    log.touch(mode=0o600)
+    joint = subprocess.STDOUT
+    with log.open("wb") as file, started(argv, stdout=file, stderr=joint) as process:
+        try:
+            status = polled(process.wait, argv, timeout_s)
+        except KeyboardInterrupt:
+            process.wait(timeout_s)
+            raise
     if status != 0:
         hint = "the log has the whole story; then run it again"
         raise HostError(failed(argv, status, log.read_bytes()).what, where=str(log), hint=hint)
@@ -104,10 +93,7 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
 def drained(
     process: subprocess.Popen[bytes], *, on_line: Report = lambda _line: None
 ) -> Iterator[bytearray]:
-    """Keep the last 16 KiB of standard error, or a joint output, so that it never blocks.
-
-    `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
-    """
+    """Keep the last 16 KiB; `on_line` runs in another thread, with at most 4 KiB."""
     kept, stream = bytearray(), process.stderr or process.stdout
 
     def read() -> None:
@@ -156,7 +142,6 @@ def started(
 
 
 def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
-    """Kill and reap; `grace_s` lies between SIGTERM and SIGKILL."""
     if grace_s and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -301,7 +286,7 @@ class NoSpaceError(HostError):
 
 @dataclass(slots=True, kw_only=True)
 class Inside:
-    """`first_uid` is the host id of its root; `tail` holds the last lines of its tools."""
+    """`tail` holds the last lines of its tools."""
 
     first_uid: int
     work: Path
@@ -311,7 +296,7 @@ class Inside:
     tail: list[str] = field(default_factory=list)
 
     def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
-        """Run a tool as the inner root; return its last output."""
+        """Run a tool as the inner root."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
@@ -368,11 +353,7 @@ def user_namespace(
     has_network: bool = False,
     report: Report = lambda _line: None,
 ) -> Iterator[Inside]:
-    """Make namespaces whose tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
-
-    `work` and `shown` are directories below the store `home`. No /etc, home or socket of this host
-    is seen. Raises `HostError` where this user can have none.
-    """
+    """Let tools see `/usr`, `work` and, read-only, `shown`. Raises `HostError`."""
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
         shows = [(str(path.relative_to(home)), str(SHOWN / path.name)) for path in shown]
@@ -384,10 +365,8 @@ def user_namespace(
         ]
         with ExitStack() as opened:
             with _holder(argv, cwd=home) as init:
-                fds = [
-                    os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-                    for name in ("user", "mnt")
-                ]
+                places = [f"/proc/{init}/ns/{name}" for name in ("user", "mnt")]
+                fds = [os.open(place, os.O_RDONLY | os.O_CLOEXEC) for place in places]
                 for fd in fds:
                     opened.callback(os.close, fd)
             yield Inside(
@@ -408,7 +387,6 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
 
 
 def first_id_of(home: Path) -> int:
-    """Return the host's id of root in the builds of a store."""
     if os.geteuid() != 0:
         return os.geteuid()
     number = int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:8], "big")
@@ -421,10 +399,8 @@ def _map_ids(pid: int, first_uid: int) -> None:
             Path(f"/proc/{pid}/{name}").write_text(f"0 {first_uid} {IDS}\n")
         return
     # Root is this user, the others are its subordinate ids.
-    for helper, own, file in (
-        ("newuidmap", os.geteuid(), "subuid"),
-        ("newgidmap", os.getegid(), "subgid"),
-    ):
+    helpers = {"newuidmap": (os.geteuid(), "subuid"), "newgidmap": (os.getegid(), "subgid")}
+    for helper, (own, file) in helpers.items():
         others = first_subordinate_id(Path("/etc", file))
         if others is None:
             what, hint = f"this user has no {IDS:,} subordinate ids", grant_hint(user_name())

@@ -1,8 +1,4 @@
-"""Layers: decompressed with bounds, merged into one tree in memory, and packed as squashfs.
-
-Archive names never become host paths. Links are followed inside the tree, as in the guest; one that
-climbs above the root is refused.
-"""
+"""Layers, decompressed with bounds and merged in memory. No name becomes a host path."""
 
 from __future__ import annotations
 
@@ -45,10 +41,9 @@ _ZSTD_WINDOW_BYTES: Final = 128 << 20
 
 
 class LayerBlob:
-    def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.size_bytes = size_bytes
-        self.diff_id = diff_id
+        self.size_bytes = os.fstat(file.fileno()).st_size
 
     def pread(self, count: int, offset: int) -> bytes:
         return os.pread(self._file.fileno(), count, offset)
@@ -65,12 +60,14 @@ class LayerBlob:
         self._file.close()
 
 
-def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip, zstd or plain), and compare a known digest."""
+def open_layer(
+    blob: Path, scratch: Path, *, max_bytes: int, digest: str = "", diff_id: str = ""
+) -> LayerBlob:
+    """Decompress a blob, and compare known digests of it and of its content."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         with blob.open("rb") as source:
-            if digest not in {None, hashlib.file_digest(source, "sha256").hexdigest()}:
+            if digest not in {"", hashlib.file_digest(source, "sha256").hexdigest()}:
                 raise LayerError("a layer's bytes are not those of its digest")
             source.seek(0)
             plain, size = hashlib.sha256(), 0
@@ -81,8 +78,10 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
                     raise LayerError(what, hint="--max-size allows more")
                 plain.update(chunk)
                 file.write(chunk)
+        if diff_id not in {"", f"sha256:{plain.hexdigest()}"}:
+            raise LayerError("a layer is not the one that the configuration names")
         file.flush()
-        return LayerBlob(file, size, plain.hexdigest())
+        return LayerBlob(file)
     except BaseException:
         file.close()
         raise
@@ -94,22 +93,24 @@ def is_plain(file: Path) -> bool:
 
 
 def _uncompressed(source: IO[bytes]) -> Iterator[bytes]:
-    """Yield pieces up to 1 MiB of all members or frames."""
-    import zstandard  # few commands read a layer
-
+    """Yield pieces up to 1 MiB."""
     stream: IO[bytes] | gzip.GzipFile = source
+    broken: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile, EOFError)
     magic = source.read(4)
     source.seek(0)
     if magic.startswith(_GZIP):
         stream = gzip.GzipFile(fileobj=source)
     elif magic.startswith(_ZSTD):
+        import zstandard  # few layers need it
+
+        broken = (zstandard.ZstdError,)
         # The window bounds memory.
         decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
         stream = decompressor.stream_reader(source, read_across_frames=True, closefd=False)
     try:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
-    except (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError) as error:
+    except broken as error:
         raise LayerError(f"a layer's compression is broken: {error}") from error
 
 
@@ -124,14 +125,10 @@ _TYPES: Final = {kind: tar_type for tar_type, kind in KINDS.items()}
 
 
 class MergedTree:
-    """Merges layers, of which `apply` takes the entries, the lowest layer first.
-
-    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed. Raises
-    `LayerError` for what an image may not have or `limits` forbid.
-    """
+    """Raise `LayerError` for what an image may not have. The lowest layer comes first."""
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
-        self.root = LayerEntry(kind=ImageEntryKind.DIRECTORY, layer=0)
+        self.root = LayerEntry()
         self.newest_s = 0
         self.has_setuid = False
         self.high_owner = ""  # a file whose owner no container can have, and its ids
@@ -179,14 +176,13 @@ class MergedTree:
             del parent.children[hidden]
 
     def at(self, path: bytes) -> LayerEntry | None:
-        """Return the entry of a path, following no link."""
+        """Follow no link."""
         found: LayerEntry | None = self.root
         for part in filter(None, path.split(b"/")):
             found = None if found is None else found.children.get(part)
         return found
 
     def ensure(self, path: bytes, kind: ImageEntryKind, mode: int) -> None:
-        """Add an empty root-owned entry if it is missing."""
         above, _, name = path.rpartition(b"/")
         parent = self.at(above)
         if parent is not None and parent.kind is ImageEntryKind.DIRECTORY:
@@ -228,15 +224,13 @@ class MergedTree:
         parent.children[name] = entry
 
     def _link_target(self, entry: LayerEntry) -> LayerEntry:
-        target = entry.target.removeprefix(b"/") if entry.target.startswith(b"/") else entry.target
-        parts = tuple(part for part in target.split(b"/") if part not in {b"", b"."})
+        parts = tuple(part for part in entry.target.split(b"/") if part not in {b"", b"."})
         if b".." in parts or not parts:
             raise LayerError(f"the hard link {_shown(entry.path)} leads out of the image")
         parent = self._find(parts[:-1])
         node = None if parent is None else parent.children.get(parts[-1])
         if node is None or node.kind is ImageEntryKind.DIRECTORY:
-            to = printable(entry.target)
-            raise LayerError(f"the hard link {_shown(entry.path)} points to no file of it: {to!r}")
+            raise LayerError(f"the hard link {_shown(entry.path)} points to no file of it")
         # The name is this layer's now: a whiteout of this layer must not take it.
         node.layer = self._layer
         return node
@@ -265,7 +259,7 @@ class MergedTree:
         return node.layer == self._layer or bool(node.children)
 
     def _find(self, path: EntryPath, *, make: int | None = None) -> LayerEntry | None:
-        """Return the directory, if any; make missing ones at time `make`."""
+        """Make missing directories at time `make`."""
         above: list[LayerEntry] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
@@ -278,12 +272,9 @@ class MergedTree:
             child = above[-1].children.get(part)
             if child is None and make is not None:
                 self._count()  # a short name implies many directories
-                child = above[-1].children[part] = LayerEntry(
-                    kind=ImageEntryKind.DIRECTORY,
-                    layer=self._layer,
-                    mtime_s=make,
-                    path_bytes=self._measured(above[-1], part),
-                )
+                path_bytes = self._measured(above[-1], part)
+                child = LayerEntry(layer=self._layer, mtime_s=make, path_bytes=path_bytes)
+                above[-1].children[part] = child
             if child is not None and child.kind is ImageEntryKind.SYMLINK:
                 followed += 1
                 above = self._follow(child, above, todo, followed)

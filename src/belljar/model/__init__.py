@@ -1,5 +1,1 @@
-"""Model cells: a model server with its weights in a cell without a network device.
-
-Lives here: the weights store, server presets, HTTP over the channel, the life of a model cell.
-Must not: know a harness; believe a server.
-"""
+"""Model cells. Must not know a harness, or believe a server."""

@@ -1,8 +1,4 @@
-"""HTTP/1.1 to a model server in a cell, over byte streams; the server is hostile.
-
-Its answer is bounded in size and time, and must be JSON, or server-sent events of JSON. Else it is
-a `ServerViolationError`, and the caller ends the cell.
-"""
+"""HTTP/1.1 to a hostile model server, whose answers are bounded and must be JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -19,7 +15,6 @@ from anyio.abc import ByteStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from belljar.capture import Capture
-from belljar.dataclass import dataclass
 from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
@@ -56,12 +51,8 @@ class BrokenOffError(ServerError):
     """The connection ended before the whole answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A request to the server, which gets nothing else of a client.
-
-    `may_be_empty`: its answer may have a status and nothing else.
-    """
+class Question(NamedTuple):
+    """Nothing else of a client reaches the server."""
 
     method: str
     path: str
@@ -70,9 +61,7 @@ class Question:
 
 
 def is_api(method: str, path: str) -> bool:
-    """Return true for a request to the model. A server has more endpoints, and may resolve dots and
-    double slashes to them.
-    """
+    """A server may resolve dots and double slashes."""
     return method in ("GET", "POST") and _PATH.fullmatch(path) is not None
 
 
@@ -84,14 +73,10 @@ class _Usage(BaseModel):
     __pydantic_extra__: dict[str, _Count | dict[str, _Count | None] | None]
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
-    total_tokens: _Count | None = None
 
 
 class ServerAnswer:
-    """An answer whose head has come; its body is checked as it is read. Made by `ask_server`.
-
-    `is_whole`: all of it was read. `kept` is for the record, `tokens` are the server's word.
-    """
+    """An answer whose head has come; `tokens` are the server's word."""
 
     def __init__(self, stream: ByteStream, give_up: float, max_bytes: int) -> None:
         self.status, self.content_type = 0, b""
@@ -129,8 +114,8 @@ class ServerAnswer:
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
 
     async def _next_event(self) -> Any:  # noqa: ANN401 - h11's events
-        """Wait until the deadline. Raises `ServerViolationError` for more framing than content:
-        one-byte chunks cost this process a hundred times the server's effort.
+        """Raise `ServerViolationError` for more framing than content: one-byte chunks cost this
+        process a hundred times the server's effort.
         """
         has_ended = False
         try:
@@ -154,10 +139,7 @@ class ServerAnswer:
         return event
 
     async def next_part(self) -> bytes | None:
-        """Return more of the body, checked: all of it if it is JSON, whole lines if it is a stream.
-
-        None is its end. Raises `ServerViolationError`; `BrokenOffError` when it is not whole.
-        """
+        """Return JSON whole, of a stream whole lines. Raises `ServerError`."""
         is_stream = self.content_type == _EVENT_STREAM
         while not self.is_whole:
             event = await self._next_event()
@@ -185,9 +167,7 @@ class ServerAnswer:
                         if data != b"[DONE]":
                             await self._take_json(data)
                     elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-                        raise ServerViolationError(
-                            "a stream that is not made of server-sent events"
-                        )
+                        raise ServerViolationError("the stream is not made of events")
                 return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
                 raise ServerViolationError("one line of the server's answer is too long")
@@ -216,9 +196,9 @@ class ServerAnswer:
 async def ask_server(
     connect: Connect, question: Question, *, max_bytes: int, timeout_s: float
 ) -> AsyncIterator[ServerAnswer]:
-    """Send the question and give its answer, whose body (of `max_bytes`) is read in the block.
+    """Give an answer, whose body is read in the block.
 
-    Leaving it ends the connection, by which a server stops its work. Raises `ServerViolationError`,
+    Leaving it ends the connection, by which a server stops. Raises `ServerViolationError`,
     `BrokenOffError`, `TimeoutError`, and as `connect`.
     """
     # No cancel scope is open across the yield: each wait has its own.

@@ -1,7 +1,4 @@
-"""The life of a model cell: weights, cell, probes, server, requests, probes, proof.
-
-Clients of `belljar model serve` need the token, and have one request a connection.
-"""
+"""The life of a model cell, and its server for clients of this host."""
 
 from __future__ import annotations
 
@@ -108,9 +105,6 @@ _PRESETS: Final = {
 
 
 def server_argv(model: ModelBlock, *, served: str, threads: int, name: str) -> tuple[str, ...]:
-    """Return the server's command. `served` is the weights' path below `/weights`, "" for all of
-    it.
-    """
     values = {
         "{weights}": f"{WEIGHTS_IN_CELL}/{served}".rstrip("/"),
         "{port}": str(model.port),
@@ -131,11 +125,7 @@ def model_of(policy: LoadedPolicy) -> ModelBlock:
 
 
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
-    """Resolve the policy of a model cell, with its weights found in the store. Starts nothing.
-
-    Raises `PolicyError`: it has no `model` block, or is wrong. `HostError`: the store lacks the
-    weights or the image, or this host a GPU.
-    """
+    """Raise `PolicyError` without `model`, `HostError` without weights, image or GPU."""
     loaded = resolve_here(policy)
     model = model_of(loaded)
     if missing := [path for path in model.devices if not Path(path).is_char_device()]:
@@ -162,7 +152,7 @@ class ModelCell:
         self._slots = anyio.Semaphore(self.model.parallel)
 
     async def wait_ended(self) -> CellError:
-        """Return the reason of the server's or cell's end."""
+        """Return the end's reason."""
         where = f"cell {self.cell.id}"
         try:
             status = (await self.command.wait()).returncode
@@ -174,12 +164,10 @@ class ModelCell:
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[ServerAnswer]:
-        """Give an answer to read in the block; it is on record before it is sent and when it is
-        over.
+        """Give an answer to read in the block, on record before it is sent and at its end.
 
-        At most `parallel` are asked at a time; others wait. Raises `ValueError`: it is no request
-        to the model's API; `CellError`: the cell died, or broke the protocol and was ended;
-        `BrokenOffError`, `TimeoutError`, `OSError`.
+        At most `parallel` at a time. Raises `ValueError` for no request to the API, `CellError` for
+        an ended cell, `BrokenOffError`, `TimeoutError`, `OSError`.
         """
         if not is_api(question.method, question.path):
             raise ValueError("only GET and POST of /v1/… reach the model")
@@ -259,9 +247,8 @@ async def open_model(
 ) -> AsyncIterator[ModelCell]:
     """Open a model cell whose server answers; leaving the block destroys it with proof.
 
-    `policy` comes from `load_model`. No task group or cancel scope is open across the yield. Raises
-    as `open_cell`; `HostError` for weights that are not what was added, `CellError` when the server
-    does not become healthy, `ContainmentBreach` for a way out or something left.
+    No task group or cancel scope is open across the yield. Raises as `open_cell`; `HostError` for
+    changed weights, `CellError` when the server does not become healthy.
     """
     home, model = home or belljar_home(), model_of(policy)
     stored = find_weights(model.weights.sha256, home=home)
@@ -327,11 +314,10 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
         what = "the model server ended"
     output = served.command.output()
     wrote = printable((output.stderr + output.stdout)[-_SHOWN_CHARS:], max_chars=_SHOWN_CHARS)
-    raise CellError(
-        f"{what}: it wrote: {wrote}" if wrote else what,
-        where=f"cell {served.cell.id}, weights {printable(stored.name)}",
-        hint=f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)",
-    )
+    what = f"{what}: it wrote: {wrote}" if wrote else what
+    hint = f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)"
+    where = f"cell {served.cell.id}, weights {printable(stored.name)}"
+    raise CellError(what, where=where, hint=hint)
 
 
 # ---- clients of `belljar model serve`
@@ -405,7 +391,7 @@ async def _read_question(client: ByteStream, http: h11.Connection, token: str) -
 
 
 async def serve_clients(listener: Listener[Any], served: ModelCell, token: str) -> None:
-    """Serve until cancelled. Raises `CellError` at the model's end."""
+    """Raise `CellError` at the model's end."""
     clients = anyio.CapacityLimiter(MAX_CLIENTS)
 
     async def answer(client: ByteStream) -> None:

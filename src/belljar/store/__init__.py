@@ -1,4 +1,1 @@
-"""What lives on disk: the store, its locks and claims, scratch directories, the journal.
-
-Must not: know what a part holds, or end a cell. `isolation.prune` decides what may go.
-"""
+"""The store's locks, scratch directories and journal. Must not end a cell."""

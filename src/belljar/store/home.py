@@ -10,10 +10,7 @@ from typing import Final
 from belljar.errors import HostError, host_errors
 
 HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
-_HINT_OWNER: Final = (
-    "run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you "
-    "can write"
-)
+_HINT_OWNER: Final = "run as the user who owns it, free some space, or set BELLJAR_HOME"
 
 
 def belljar_home() -> Path:
@@ -47,11 +44,8 @@ def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPA
     make_store_dir(home)
     free = shutil.disk_usage(home).free
     if free < wanted_bytes:
-        raise HostError(
-            f"{what} needs about {format_size(wanted_bytes)} of disk, {format_size(free)} is free",
-            where=str(home),
-            hint=hint,
-        )
+        found = f"{format_size(wanted_bytes)} of disk, {format_size(free)} is free"
+        raise HostError(f"{what} needs about {found}", where=str(home), hint=hint)
 
 
 def store_errors(path: Path) -> AbstractContextManager[None]:

@@ -1,7 +1,4 @@
-"""Journal of host resources: one file per cell or range, for cleanup after crashes.
-
-Groups, directories and uids are entered before they exist; supervisor and namespaces once known.
-"""
+"""The journal: resources are entered before they exist, for cleanup after crashes."""
 
 from __future__ import annotations
 
@@ -50,10 +47,9 @@ def new_range_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """The resources of one cell or range (`cell_id`) on this host; reaping removes them all.
+    """The resources of one cell or range; reaping removes them all.
 
-    `host_uid` is the first of `uid_count` own uids, None if shared. `part_of` is a cell's range or
-    a wire's cell. A range's `supervisor` is the fork server, its `child` the range supervisor.
+    `host_uid` is None if shared; `part_of` is a cell's range or a wire's cell.
     """
 
     cell_id: str
@@ -128,12 +124,13 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Write an entry before its resources exist, durably."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
+        text = json.dumps(entry.to_json(), sort_keys=True)
+        write_whole(self._path(entry.cell_id), text, is_durable=True)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
         """Add facts, not synced: a reboot makes them untrue."""
         changed = replace(entry, **facts)
-        self._save(self._path(entry.cell_id), changed.to_json())
+        write_whole(self._path(entry.cell_id), json.dumps(changed.to_json(), sort_keys=True))
         return changed
 
     def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
@@ -147,14 +144,15 @@ class Journal:
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
-        self._save(self._path(cell_id).with_suffix(_ABOUT_SUFFIX), json_of(about))
+        path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
+        write_whole(path, json.dumps(json_of(about), sort_keys=True))
 
     def about(self, cell_id: str) -> CellAbout:
         path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
         return _loaded(path, partial(from_json, CellAbout)) or CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
-        """Return readable entries, oldest first. Raises `PermissionError`: another user's."""
+        """Raise `PermissionError` for another user's journal."""
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def entries_now(self, problems: list[str]) -> tuple[JournalEntry, ...]:
@@ -168,14 +166,10 @@ class Journal:
         return tuple(entry for entry in found if entry is not None)
 
     def unreadable(self) -> tuple[Path, ...]:
-        """Return damaged files, for a person to look at."""
         return tuple(path for path in self._files() if path.exists() and _read(path) is None)
 
     def sweep_drafts(self) -> None:
         sweep(self.directory, prefix=DRAFT)
-
-    def _save(self, path: Path, data: Mapping[str, Any], *, is_durable: bool = False) -> None:
-        write_whole(path, json.dumps(data, sort_keys=True), is_durable=is_durable)
 
     def _files(self) -> list[Path]:
         found = []

@@ -1,6 +1,5 @@
-"""Named locks of the store, and claims: shared locks on parts that cells use.
-
-They end with their owner. A part's modification time is its last use.
+"""Named locks, and claims: shared locks on parts that cells use. They end with their owner. A
+part's modification time is its last use.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 
 @asynccontextmanager
 async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
-    """Wait for `locked` without blocking: it can be cancelled."""
+    """Wait without blocking."""
     import anyio
 
     with ExitStack() as lock:
@@ -52,10 +51,7 @@ async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Use a part, which no removal or sweep touches meanwhile. Blocks for half a second at most.
-
-    Raises `FileNotFoundError`; `HostError`: another program keeps it locked.
-    """
+    """Raise `FileNotFoundError`; `HostError` after half a second."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         give_up = time.monotonic() + _CLAIM_TIMEOUT_S
@@ -65,11 +61,9 @@ def claimed(directory: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= give_up:
-                    raise HostError(
-                        "a part of the store can't be used: another program keeps a lock on it",
-                        where=str(directory),
-                        hint="look who has it (`lslocks`), end that, and try again",
-                    ) from None
+                    what = "a part of the store can't be used: another program keeps a lock on it"
+                    hint = "look who has it (`lslocks`), end that, and try again"
+                    raise HostError(what, where=str(directory), hint=hint) from None
             time.sleep(_RETRY_S)
         _check_same(fd, directory)
         with suppress(OSError):  # another user's, or read-only: the time is a hint
@@ -85,11 +79,9 @@ def claimed_for_cell(directory: Path) -> Iterator[None]:
         try:
             held.enter_context(claimed(directory))
         except FileNotFoundError as exc:
-            raise HostError(
-                "a part of the store was removed while a cell was to be started",
-                where=str(directory),
-                hint="start it again: the part is made anew",
-            ) from exc
+            what = "a part of the store was removed while a cell was to be started"
+            hint = "start it again: the part is made anew"
+            raise HostError(what, where=str(directory), hint=hint) from exc
         yield
 
 

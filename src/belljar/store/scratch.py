@@ -1,7 +1,5 @@
-"""Private working directories that a crash doesn't leave behind.
-
-Names bear the owner: `<pid>-<start time>-<random>`. The next user removes dead owners' directories.
-A process of another PID namespace takes every owner for dead, so that directories are locked, too.
+"""Private working directories, removed after a crash by the next user: names bear their owner. They
+are locked, too: another PID namespace takes every owner for dead.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def scratch_dir(home: Path) -> Iterator[Path]:
 
 @contextmanager
 def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
-    """Make a private directory, removed afterwards; sweep `parent` first."""
+    """Sweep `parent` first; remove the directory afterwards."""
     sweep(parent, prefix=prefix)
     with ExitStack() as held:
         while True:
@@ -83,7 +81,6 @@ def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
 
 
 def is_owned(name: str, *, prefix: str = "") -> bool:
-    """Return true for the name of a living process."""
     match = _NAME.fullmatch(name.removeprefix(prefix))
     return match is not None and is_alive(ProcessId(pid=int(match[1]), start_ticks=int(match[2])))
 

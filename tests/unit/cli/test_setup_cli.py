@@ -11,7 +11,8 @@ import pytest
 from belljar.cli import setup
 from belljar.cli.main import run
 from belljar.cli.setup import BACKPORTS_FILE, install_line, needs
-from belljar.image.build import AptSource
+from belljar.errors import HostError
+from belljar.image.build import AptSource, debian_sources, host_sources
 
 MAIN = AptSource("http://mirror.invalid/a%20b/debian", ("bookworm", "bookworm-updates"))
 WANTED = needs("x86_64")
@@ -62,3 +63,29 @@ def test_a_failing_tool_names_the_log(
     assert "setup.log" in error
     assert (tmp_path / "apt-get.calls").read_text() == "x\n"
     assert "the mirror is gone" in (tmp_path / "store/setup.log").read_text()
+
+
+TARGETS = """\
+http://vendor.invalid/deb/ stable contrib
+http://vendor.invalid/apt/ cloud main
+http://mirror.invalid/debian/ bookworm main
+http://mirror.invalid/debian/ bookworm main
+http://mirror.invalid/debian/ bookworm contrib
+http://security.invalid/debian-security/ bookworm-security main
+"""
+
+
+def test_debian_is_found_among_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As apt lists them; a vendor's repository is not Debian, and none is invented."""
+    program = tmp_path / "apt-get"
+    program.write_text(f"#!/bin/sh\ncat <<'EOF'\n{TARGETS}EOF\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    known = host_sources()
+    assert len(known) == 3
+    assert debian_sources(known, "bookworm") == [
+        AptSource("http://mirror.invalid/debian/", ("bookworm", "bookworm-updates")),
+        AptSource("http://security.invalid/debian-security/", ("bookworm-security",)),
+    ]
+    with pytest.raises(HostError, match="no Debian mirror"):
+        debian_sources(known[:1], "bookworm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,3 +105,22 @@ def test_no_option_is_taken_for_a_package(tmp_path: Path) -> None:
             with pytest.raises(PolicyError):
                 build_packages(tmp_path, "x", base="default", apt=apt, pip=pip)
     assert not list(tmp_path.iterdir())
+
+
+def test_no_word_of_a_package_reaches_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command is a list in JSON, whatever its words hold."""
+    home, steps = tmp_path / "home", list[list[str]]()
+
+    def build(_home: Path, request: BuildRequest, **_: object) -> tuple[None, bool]:
+        lines = (request.context / "Dockerfile").read_text().splitlines()
+        steps.extend(json.loads(line.split(" ", 2)[2]) for line in lines if line[:3] == "RUN")
+        return None, True
+
+    add(home, "base")
+    for name in ("host_sources", "debian_sources", "host_acquire_options"):
+        monkeypatch.setattr(f"belljar.image.build.{name}", lambda *_: {})
+    monkeypatch.setattr("belljar.image.build.build_dockerfile", build)
+    build_packages(home, "x", base="base", apt=["jq; id"], pip=["$(id)\n"])
+    assert ("jq; id" in steps[1], steps[-1][-1]) == (True, "$(id)\n")

@@ -67,7 +67,7 @@ def test_many_empty_members_of_a_gzip_file_cost_little(tmp_path: Path) -> None:
     blob = tmp_path / "blob"
     blob.write_bytes(gzip.compress(b"") * 100_000 + gzip.compress(b"x"))
     began = time.process_time()
-    opened = open_layer(blob, None, max_bytes=1 << 20, scratch=tmp_path)
+    opened = open_layer(blob, tmp_path, max_bytes=1 << 20)
     assert opened.pread(2, 0) == b"x"
     opened.close()
     assert time.process_time() - began < 10
