@@ -33,6 +33,8 @@ _STARTS: Final = (
     *(Kind.EXEC_STARTED, Kind.FILE_READ_STARTED, Kind.FILE_WRITE_STARTED, Kind.FILES_STARTED),
     *(Kind.CONNECT_STARTED, Kind.MODEL_REQUEST_STARTED, Kind.NETWORK_HTTP),
 )
+_GOOD_ENDS: Final = frozenset({"completed", "answered", "finished"})
+_BAD_ENDS: Final = frozenset({"failed", "timed_out"})
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exec": {"argv": "process.command_args", "code": "process.exit.code", "user": "process.owner"},
     "model.request": {
@@ -135,17 +137,16 @@ class Spans:
         return context
 
     def _end(self, line: Line, place: str) -> None:
-        subject = line.kind.value.rpartition(".")[0]
+        subject, _, what = line.kind.value.rpartition(".")
         key: tuple[object, ...] = (subject, place, _number(line))
         if line.kind is Kind.RUN_FINISHED:
             key = ("run",)
         elif line.kind is Kind.SAMPLE_FINISHED:
             key = ("sample", place)
-        is_end = line.kind.value.endswith((".completed", ".failed", ".timed_out", ".answered"))
-        if (is_end or line.kind.value.endswith(".finished")) and key in self._open:
+        if what in _GOOD_ENDS | _BAD_ENDS and key in self._open:
             found = self._open.pop(key)
             found["attributes"] |= _attributes(str(found["name"]), line)
-            is_bad = line.kind.value.endswith((".failed", ".timed_out"))
+            is_bad = what in _BAD_ENDS
             self._close(found, Status(StatusCode.ERROR if is_bad else StatusCode.UNSET))
 
     def _close(self, found: dict[str, Any], status: Status) -> None:
