@@ -21,7 +21,6 @@ UPSTREAM: dict[str, Any] = {"host": "h", "port": 443, "address": "", "reason": "
     [("dialled", 1), ("looked_up", 1), ("cut", 1), ("refused", 2), ("failed", 2)],
 )
 def test_what_left_is_not_called_blocked(verdict: str, disposition: int) -> None:
-    """A look-up and a connection that was cut later have left this host."""
     (event,) = ocsf([line(Kind.NETWORK_UPSTREAM, "c", **UPSTREAM, verdict=verdict)], "R")
     assert event["disposition_id"] == disposition
 
@@ -67,7 +66,6 @@ def session(**times: Any) -> list[Line]:  # noqa: ANN401 - JSON values
 
 
 def played(lines: list[Line]) -> list[tuple[float, str, str]]:
-    """Seconds since the start, code and text of each event."""
     _, *events = cast(lines, "c", lambda body: CONTENTS[body.name])
     found, at_s = [], 0.0
     for after_s, code, text in events:

@@ -90,7 +90,6 @@ def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
 def findings_of(
     transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = ""
 ) -> RunFindings:
-    """The findings of a run with one log, whose end is on record."""
     status = LogStatus.ERROR if error else LogStatus.SUCCESS
     return judge(
         Evidence(

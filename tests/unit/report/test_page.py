@@ -48,8 +48,6 @@ CANDIDATES: tuple[Any, ...] = (
 
 
 def any_data(kind: Kind) -> dict[str, Any]:
-    """Data of this kind with hostile text in each field that takes text."""
-
     def value(check: Any) -> Any:  # noqa: ANN401 - JSON values
         for candidate in CANDIDATES:
             try:
@@ -70,7 +68,6 @@ def with_body(event: Line, content: bytes = BYTES) -> Line:
 
 
 def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> RunSource:  # noqa: ANN401
-    """A run directory with these events, and this in each body."""
     timelines = Timelines()
     for seq, each in enumerate(lines):
         timelines.take(replace(each, seq=seq))
@@ -104,7 +101,6 @@ def hostile_lines() -> list[Line]:
 
 @cache
 def hostile_page() -> bytes:
-    """A page with hostile text in every place, of events that took some minutes."""
     lines = [
         replace(each, time=f"2026-11-20T22:{at // 60:02}:{at % 60:02}.000000Z")
         for at, each in enumerate(story(*hostile_lines()))
@@ -180,7 +176,6 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
 
 @pytest.mark.promise("4.4")
 def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
-    """No control, bidi or other format character is in a page; each is shown as its number."""
     text = hostile_page().decode()
     data = json.dumps(data_of(text.encode()), ensure_ascii=False)
     for found in (text, data):
@@ -192,7 +187,6 @@ def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
 
 @pytest.mark.promise("4.4")
 def test_only_our_script_and_style_may_run() -> None:
-    """The page's policy forbids everything but one script and one style, by their digests."""
     found = elements(hostile_page())
     (policy,) = [each.get("content") for each in found if each.get("http-equiv")]
     assert policy.startswith("default-src 'none'; ")
@@ -234,7 +228,6 @@ def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatc
 
 
 def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
-    """A run of so many samples with so many commands each."""
     lines: list[Line] = []
     ended = any_data(Kind.EXEC_COMPLETED) | {"status": "exited", "code": 0}
     started = any_data(Kind.EXEC_STARTED) | {"argv": ["echo", "x" * 50], "user": "", "cwd": ""}
@@ -254,7 +247,6 @@ def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
 
 
 def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
-    """Long lines, large bodies and many events are cut, counted, and named with their command."""
     lines, transcripts = many(1, MAX_ENTRIES + 5)
     huge = b"x" * (10 << 20)
     lines = [with_body(each, huge) if each.kind is Kind.EXEC_COMPLETED else each for each in lines]
