@@ -1,4 +1,4 @@
-"""A cell's commands and terminals as an asciicast (version 3)."""
+"""Makes an asciicast (version 3) of a cell's commands and terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events in the Open Cybersecurity Schema Framework 1.5.0 (schema.ocsf.io).
+"""Turns events into those of the Open Cybersecurity Schema Framework 1.5.0 (schema.ocsf.io).
 
 Events that have no class there (probes, plans, proofs) are left out.
 """

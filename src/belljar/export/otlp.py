@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: run → sample → command, file, request, model request.
+"""Makes traces for OpenTelemetry: run → sample → command, file, request, model request.
 
 Attributes follow the semantic conventions 1.37; what they have no name for is `belljar.*`.
 """

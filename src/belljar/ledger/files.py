@@ -1,4 +1,4 @@
-"""The files of a run directory: safe reading and writing, and bodies.
+"""Reads and writes files and bodies of a run directory safely.
 
 An attacker may have made what is read: no symlink is followed, nothing is unbounded.
 """

@@ -52,7 +52,7 @@ _QUOTED_IN: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The omission: classes with quoting ones, body digests, and files."""
+    """`classes` are with those that quote them; `bodies` are digests."""
 
     classes: tuple[str, ...]
     bodies: frozenset[str]

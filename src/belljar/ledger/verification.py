@@ -333,11 +333,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The result; counts are of what was read before a problem.
+    """Counts are of what was read before the first `problem`.
 
-    `problem` is the first one, its `where` `file:line` or a file. `key` signed; `key_checked`: it
-    was the expected one; `key_mismatch`: another one signed. `files_left_out`: the manifest's
-    missing files that a signed statement names.
+    Its `where` is `file:line` or a file. `key` signed; `key_checked`: it was the expected one;
+    `key_mismatch`: another one signed. A signed statement names `files_left_out`.
     """
 
     status: Status

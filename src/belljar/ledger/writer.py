@@ -90,11 +90,11 @@ class _Written:
 
 
 class LedgerWriter:
-    """The `Recorder` of a run directory, with a thread that signs checkpoints.
+    """It is the `Recorder` of a run directory, with a thread that signs checkpoints.
 
-    Thread-safe; one writer per run. After a failed write each call raises that failure again:
-    nothing may run without a record. Leaving without `seal` leaves an unfinished run. Entering
-    raises `LedgerError`.
+    It is thread-safe; a run has one writer. After a failed write each call raises that failure
+    again: nothing may run without a record. Leaving without `seal` leaves an unfinished run.
+    Entering raises `LedgerError`.
     """
 
     def __init__(self, run_dir: Path, key: SigningKey) -> None:

@@ -125,9 +125,9 @@ def _count(view: CellView, line: Line, *, is_probed: bool) -> None:
 
 
 class Feed:
-    """The runs of a store that are being written, and the latest lines of all. Thread-safe.
+    """Reads the runs of a store that are being written. Thread-safe.
 
-    `first`, `last`: numbers of the oldest line in the ring, and of the next that comes.
+    `first`, `last` number the oldest line in the ring, and the next that comes.
     """
 
     def __init__(self, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the ledger records of each cell, compared with the transcript. Pure.
+"""Gathers each cell's record, and compares it with the transcript. Pure.
 
 The ledger has more: calls that raised, the harness's own calls.
 A call in the transcript alone never reached the cell: the evidence is void.
@@ -35,10 +35,9 @@ class TranscriptAction(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ReportedOperation:
-    """One operation of a cell.
+    """`outcome` is its last event's kind, None when it was cut off.
 
-    `outcome`: its last event's kind, None when cut off.
-    `own`: of a preparation or probe.
+    `own`: Belljar or a sample's preparation did it.
     """
 
     op: int
@@ -58,7 +57,7 @@ CUT_OFF: Final = "it was cut off"
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of probes in a cell. It is void until its end."""
+    """A run of probes is void until its end is read."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -70,7 +69,7 @@ class Probing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:
-    """A cell's first damage, found at a call or the sample's `end`."""
+    """A call, or the sample's `end`, found this damage of a cell first."""
 
     cause: str
     detail: str
@@ -84,7 +83,7 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class ModelUse:
-    """A model cell's use; `devices`: its GPUs' files."""
+    """`devices` are the files of its GPUs."""
 
     name: str
     weights: str
@@ -95,13 +94,13 @@ class ModelUse:
 
 @dataclass(slots=True, kw_only=True)
 class CellFindings(Ending):
-    """One cell. `model`: a model cell's use.
+    """The ledger says this of one cell.
 
-    `bytes_in`: files and standard input; `bytes_out`: output and files.
-    `host_tools`: those allowed outside, `*` for all.
-    `death`: its cause in use. `preparing`: the sample never began.
-    `replaces`: the cell reverted to this one, `left_by_old`: its remains,
-    `unverified`: why their search proves nothing.
+    `bytes_in` counts files and standard input, `bytes_out` output and files.
+    `host_tools` may act outside; `*` stands for all.
+    `death` is its cause in use. `preparing`: the sample never began.
+    `replaces` is the cell reverted to this one, `left_by_old` its remains,
+    `unverified` why their search proves nothing.
     """
 
     cell_id: str

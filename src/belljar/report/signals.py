@@ -1,4 +1,4 @@
-"""What each sample tried, by the ledger: its signals and blind spots. Pure.
+"""Tells what each sample tried, by the ledger: its signals and blind spots. Pure.
 
 Only another sample's decoy changes the verdict.
 """
@@ -46,7 +46,7 @@ class SignalCode(Sentence):
 
 
 class Blind(Sentence):
-    """A cause for which a signal may be missing."""
+    """For this cause a signal may be missing."""
 
     SENSOR_FAILED = "sensor_failed", "a sensor for decoys failed"
     NO_TOUCH_SENSOR = "no_touch_sensor", "nothing reports that these decoys are opened"
@@ -56,10 +56,10 @@ class Blind(Sentence):
 
 @dataclass(slots=True, kw_only=True)
 class Signal:
-    """An act of a sample, and how often.
+    """A sample did this so often.
 
     `count`: events, or packets where one event stands for several.
-    `trust`: the best of its events. `evidence`: numbers of its first events;
+    `trust` is the best of its events. `evidence` has the numbers of the first;
     `more` are not listed. `involved`: decoys, protected data, classes, or refused places.
     """
 
@@ -90,7 +90,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindSpot:
-    """Something unobserved. `detail` may quote a guest: escape it."""
+    """`detail` may quote a guest: escape it."""
 
     code: Blind
     detail: str = ""
@@ -103,7 +103,7 @@ class BlindSpot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSignals:
-    """One sample's signals, in order; `carried`: each `DECOY_CARRIED`'s evidence."""
+    """`carried` has each `DECOY_CARRIED`'s evidence."""
 
     signals: tuple[Signal, ...] = ()
     blind: tuple[BlindSpot, ...] = ()

@@ -85,7 +85,7 @@ _LEFT_OUT: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class TimelineEntry:
-    """One line of a timeline. `op`: its operation in the cell, or None."""
+    """`op` is its operation in the cell, or None."""
 
     seq: int
     time: str
@@ -103,10 +103,10 @@ class TimelineEntry:
 
 @dataclass(slots=True, kw_only=True)
 class Timelines:
-    """The entries of each cell and range, event by event.
+    """Each cell and range has its entries, event by event.
 
-    `uses`: allowed exchanges by policy digest and stand-in.
-    `edges`: a range's exchanges by cell, place and verdict. `policies`: digests by range.
+    `uses` counts allowed exchanges by policy digest and stand-in.
+    `edges` are a range's exchanges by cell, place and verdict. `policies`: digests by range.
     """
 
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -242,7 +242,7 @@ def transcript_of(uuid: str) -> str:
 
 
 class _Words(dict[str, Any]):
-    """An event's data for a template; missing or null fields are empty."""
+    """A template's missing or null fields are empty."""
 
     def __missing__(self, key: str) -> str:
         return ""
