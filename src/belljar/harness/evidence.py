@@ -322,13 +322,13 @@ def _evidence(
                 ledger = Status.BAD, why
         if timelines is not None:
             timelines.take(line)
-    has_samples = any(cell.sample for cell in cells.found.values())
+    has_samples = any(cell.sample for cell in cells.values())
     found = _logs(path, record, logs, has_samples=has_samples, remote=remote, timelines=timelines)
     return Evidence(
         logs=found,
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
-        cells=cells.found,
-        ranges=ranges.found,
+        cells=cells,
+        ranges=ranges,
         left=left,
         signals=signals,
         run=record,

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -57,7 +58,7 @@ def open_directory(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def open_beneath(directory: int, path: str) -> BinaryIO:
+def open_beneath(directory: int, path: str) -> BufferedReader:
     """Open a regular file by a relative path without symlinks.
 
     Raises `FileNotFoundError`, or `LedgerError` for a link or special file.
@@ -81,7 +82,7 @@ def open_beneath(directory: int, path: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise LedgerError("not a plain file", where=path)
-    return os.fdopen(fd, "rb", buffering=1 << 18)
+    return BufferedReader(FileIO(fd), 1 << 18)
 
 
 def read_beneath(directory: int, path: str, *, max_bytes: int) -> bytes:
@@ -101,16 +102,13 @@ def exists(directory: int, name: str) -> bool:
     return True
 
 
-def digest_file(file: BinaryIO) -> tuple[str, int]:
+def digest_file(file: BufferedReader) -> tuple[str, int]:
     """Return SHA-256 (hex) and size of the file's rest."""
-    digest, size = hashlib.sha256(), 0
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-        size += len(piece)
-    return digest.hexdigest(), size
+    begin = file.tell()
+    return hashlib.file_digest(file, "sha256").hexdigest(), file.tell() - begin
 
 
-def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
+def has_digest(file: BufferedReader, sha256: str, size_bytes: int) -> bool:
     size = os.fstat(file.fileno()).st_size
     # An attacker's file may be of any size.
     return size == size_bytes and digest_file(file) == (sha256, size_bytes)

@@ -220,28 +220,25 @@ _ENDS = {
 }
 
 
-class CellGatherer:
-    def __init__(self) -> None:
-        self.found: dict[str, CellFindings] = {}
-
+class CellGatherer(dict[str, CellFindings]):
     def take(self, line: Line) -> None:
         if line.cell is not None and line.kind not in _TEMPLATES:
-            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
+            cell = self.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line)
             if line.kind is Kind.CELL_REVERTED:
                 cell.replaces = str(line.data["from"])
-                _inherit(cell, self.found.get(cell.replaces))
+                _inherit(cell, self.get(cell.replaces))
             elif line.kind is Kind.CELL_FORKED or (
                 line.kind is Kind.CELL_REVERT_VERIFIED and line.data["found"]
             ):
-                _inherit(cell, self.found.get(str(line.data["from"])))
+                _inherit(cell, self.get(str(line.data["from"])))
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
     gatherer = CellGatherer()
     for line in lines:
         gatherer.take(line)
-    return gatherer.found
+    return gatherer
 
 
 def _add(cell: CellFindings, line: Line) -> None:

@@ -88,14 +88,11 @@ class RangeFindings(Ending):
         }
 
 
-class RangeGatherer:
-    def __init__(self) -> None:
-        self.found: dict[str, RangeFindings] = {}
-
+class RangeGatherer(dict[str, RangeFindings]):
     def take(self, line: Line) -> None:
         range_id = line.data.get("range")
         if isinstance(range_id, str) and (line.cell is None or line.kind is Kind.CELL_PLANNED):
-            found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
+            found = self.setdefault(range_id, RangeFindings(range_id=range_id))
             if line.cell is None:
                 _add(found, line)
             else:

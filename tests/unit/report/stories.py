@@ -84,7 +84,7 @@ def taken(lines: Iterable[Line], gatherer: Gatherer) -> Gatherer:
 
 
 def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
-    return taken(lines, RangeGatherer()).found
+    return taken(lines, RangeGatherer())
 
 
 def findings_of(
