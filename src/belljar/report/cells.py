@@ -199,30 +199,27 @@ class CellFindings(Ending):
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
-# A template's guest has an id too, but no workload ever runs in it.
-_TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
 # Operations on trees of files have one kind of start, which names the action.
 _STARTS = {
     Kind.EXEC_STARTED: TranscriptAction.EXEC,
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
-# Only of these has the harness's transcript an event.
-_RETURNED = {
-    *(Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED),
-    Kind.FILES_COMPLETED,
-}
 # Whatever ends an operation: one without any of these was cut off.
 _ENDS = {
-    *_RETURNED,
-    *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
-    *(Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED, Kind.FILES_FAILED),
+    kind
+    for kind in Kind
+    if kind.startswith(("exec.", "file.", "files."))
+    and kind.endswith((".completed", ".failed", ".timed_out"))
 }
+# Only of these has the harness's transcript an event.
+_RETURNED = {kind for kind in _ENDS if kind.endswith(".completed")}
 
 
 class CellGatherer(dict[str, CellFindings]):
     def take(self, line: Line) -> None:
-        if line.cell is not None and line.kind not in _TEMPLATES:
+        # A template's guest has an id too, but no workload ever runs in it.
+        if line.cell is not None and not line.kind.startswith("template."):
             cell = self.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line)
             if line.kind is Kind.CELL_REVERTED:

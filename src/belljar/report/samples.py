@@ -61,10 +61,12 @@ class Row:
     @property
     def tools(self) -> tuple[ToolCall, ...]:
         """Return its calls of tools; those with hidden operations reached a cell."""
-        calls, times = self.transcript.tools, [each.started for each in self.hidden]
+        times = [each.started for each in self.hidden if each.started]
         return tuple(
-            replace(call, reached_cell=True) if any(map(call.covers, times)) else call
-            for call in calls
+            replace(call, reached_cell=True)
+            if call.began and call.ended and any(call.began <= each <= call.ended for each in times)
+            else call
+            for call in self.transcript.tools
         )
 
     @property

@@ -112,9 +112,6 @@ class ToolCall:
     began: datetime | None = None
     ended: datetime | None = None
 
-    def covers(self, time: datetime | None) -> bool:
-        return bool(time and self.began and self.ended and self.began <= time <= self.ended)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
