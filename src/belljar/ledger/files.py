@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -64,21 +64,19 @@ def open_beneath(directory: int, path: str) -> BufferedReader:
     Raises `FileNotFoundError`, or `LedgerError` for a link or special file.
     """
     *folders, name = path.split("/")
-    opened: list[int] = []
-    try:
-        for folder in folders:
-            opened.append(os.open(folder, _DIRECTORY, dir_fd=opened[-1] if opened else directory))
-        fd = os.open(name, _READ, dir_fd=opened[-1] if opened else directory)
-    except OSError as error:
-        # A link, which is ENOTDIR where a directory is due; a socket; a device without a driver
-        # (open(2)).
-        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
-            what = "a link or special file where a plain file belongs"
-            raise LedgerError(what, where=path) from error
-        raise
-    finally:
-        for folder_fd in opened:
-            os.close(folder_fd)
+    with ExitStack() as opened:
+        try:
+            for folder in folders:
+                directory = os.open(folder, _DIRECTORY, dir_fd=directory)
+                opened.callback(os.close, directory)
+            fd = os.open(name, _READ, dir_fd=directory)
+        except OSError as error:
+            # A link, which is ENOTDIR where a directory is due; a socket; a device without a
+            # driver (open(2)).
+            if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
+                what = "a link or special file where a plain file belongs"
+                raise LedgerError(what, where=path) from error
+            raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise LedgerError("not a plain file", where=path)
