@@ -60,6 +60,7 @@ def _run_dir(home: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_number", [0, 3, 6, 9, 12])
 def test_sigkill_loses_at_most_the_event_being_written(tmp_path: Path, kill_number: int) -> None:
+    """It verifies as unfinished, with every event whose `record` returned."""
     acknowledged = tmp_path / "acknowledged"
     with acknowledged.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=out)
@@ -86,6 +87,7 @@ def test_sigkill_loses_at_most_the_event_being_written(tmp_path: Path, kill_numb
 
 @pytest.mark.promise("5.1")
 def test_a_full_disk_is_a_ledger_error(tmp_path: Path) -> None:
+    """When the kernel takes no more bytes, `record` raises and goes on raising."""
     mount = 'mount -t tmpfs -o size=512k none "$0" && "$@" && cp -a "$0/runs" "$0.copy"'
     home = tmp_path / "store"
     home.mkdir()

@@ -52,6 +52,7 @@ def told(number: int) -> Event:
 
 @pytest.mark.slow
 def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
+    """The page shows a run as it happens, hostile text as text, and finds it by a filter."""
     argv = [sys.executable, "-m", "belljar", "exec", "low", "--tier", "container", "--"]
     sleeper = subprocess.Popen(
         [*argv, "sleep", "600"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -106,6 +107,7 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
 
 
 def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:
+    """With --unix nobody else can connect, and the path is gone when the server ends."""
     path = tmp_path / "live"
     with served("--unix", str(path)) as address:
         assert address.startswith(f"{path}#")

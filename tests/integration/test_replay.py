@@ -101,6 +101,7 @@ player.addEventListener("ended", () => { document.title = "ended"; });
 def test_asciinemas_player_shows_a_session(
     belljar: Belljar, session: tuple[Path, str], tmp_path: Path, browser: Browser
 ) -> None:
+    """The recording has sizes, output and exit codes."""
     run, cell = session
     for each in ("asciinema-player.css", "asciinema-player.min.js"):
         shutil.copy(npm_package(ASCIINEMA) / "dist" / "bundle" / each, tmp_path)

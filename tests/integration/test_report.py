@@ -112,6 +112,7 @@ def ran(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_run_leaves_a_page_of_what_it_did(belljar: Belljar, ran: Path, tmp_path: Path) -> None:
+    """What each sample did, with its transcript; `belljar report` makes the same bytes."""
     page = (belljar.home / "reports" / f"{ran.name}.html").read_bytes()
     text = "".join(each.text or "" for each in elements(page))
     assert "stand-in, smtp" in text
@@ -144,6 +145,7 @@ def test_a_run_leaves_a_page_of_what_it_did(belljar: Belljar, ran: Path, tmp_pat
 
 @pytest.mark.promise("4.4")
 def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> None:
+    """No dialog, no request, no script but ours; filter, sorting and timelines work."""
     from playwright.sync_api import expect
 
     browser_page = browser.new_page()
@@ -212,6 +214,7 @@ def exported(ran: Path, home: Path, *words: str) -> bytes:
 
 
 def test_ocsf_is_valid(ran: Path, home: Path) -> None:
+    """Each event is valid by the published schema of its class; a changed one is not."""
     schema = OcsfJsonSchemaEmbedded(get_ocsf_schema("1.5.0"))
     known: dict[int, jsonschema.Draft202012Validator] = {}
     events = [json.loads(line) for line in exported(ran, home, "--format", "ocsf").splitlines()]
@@ -227,6 +230,7 @@ def test_ocsf_is_valid(ran: Path, home: Path) -> None:
 
 
 def test_the_statement_is_signed_by_the_runs_key(ran: Path, home: Path) -> None:
+    """It verifies with the run's public key and no other, is about the root, says the verdict."""
     envelope = json.loads(exported(ran, home, "--format", "intoto"))
     public = json.loads((ran / "manifest.json").read_bytes())["public_key"]
     keyid = envelope["signatures"][0]["keyid"]
@@ -257,6 +261,7 @@ class _Sketch:
 
 
 def test_timesketchs_importer_takes_every_event(ran: Path, home: Path, tmp_path: Path) -> None:
+    """Timesketch's own importer reads each line, and finds the time, kind and text of each event."""
     importer = pytest.importorskip(
         "timesketch_import_client.importer", reason="timesketch-import-client is not installed"
     )
@@ -311,6 +316,7 @@ def collector() -> Iterator[str]:
 
 
 def test_traces_reach_a_collector(ran: Path, home: Path, collector: str) -> None:
+    """Commands are children of their sample, which is the run's."""
     exported(ran, home, "--format", "otlp", "--endpoint", collector)
     spans = [
         span
@@ -329,6 +335,7 @@ def test_traces_reach_a_collector(ran: Path, home: Path, collector: str) -> None
 
 
 def test_a_replay_cannot_act_on_the_terminal(home: Path) -> None:
+    """Titles, cursors and clipboards of a command's output are shown as text."""
     hostile = r"printf '\033[31mred\033[0m \033]0;title\007 \033]52;c;eA==\007 \033[2J\302\233A\n'"
     for words in (
         ["exec", "low", "--tier", "container", "--", "sh", "-c", hostile],

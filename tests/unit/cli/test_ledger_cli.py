@@ -37,6 +37,7 @@ def run_dir(home: Path) -> Path:
 
 @pytest.mark.promise("5.2")
 def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A changed line: 1, and `file:line` on the screen and in JSON."""
     content = (run_dir / "ledger.jsonl").read_bytes()
     (run_dir / "ledger.jsonl").write_bytes(content.replace(b"cell-b", b"cell-c"))
     assert belljar(["ledger", "verify", "last"]) == 1
@@ -53,6 +54,7 @@ def test_strict_needs_a_key_to_compare(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Without one nobody says whose word it is: 1 with --strict, and how to give a key."""
     own = load_or_make_key(home).fingerprint
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
     assert belljar(["ledger", "verify", str(run_dir), "--strict"]) == 1
@@ -65,6 +67,7 @@ def test_strict_needs_a_key_to_compare(
 
 @pytest.mark.promise("4.4")
 def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No byte that a guest chose acts on the terminal, as text, as field names or as JSON."""
     for arguments in ([], ["--json"]):
         assert belljar(["ledger", "show", "last", *arguments]) == 0
         out = capsys.readouterr().out

@@ -18,6 +18,7 @@ from belljar.ledger.verification import Status, verify
 def test_a_page_is_beside_the_sealed_run_and_the_same_each_time(
     home: Path, ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Outside of the run directory, which verifies; again or from a copy: the same bytes."""
     assert belljar(["report"]) == 0
     page = home / "reports" / f"{ran.name}.html"
     assert str(page) in capsys.readouterr().out
@@ -37,6 +38,7 @@ def test_a_page_is_beside_the_sealed_run_and_the_same_each_time(
 
 @pytest.mark.promise("7.7")
 def test_a_record_that_was_changed_says_so_in_the_page(home: Path, ran: Path) -> None:
+    """A changed, truncated or unknown record is alarm and exit code 1; the page is still made."""
     ledger = ran / "ledger.jsonl"
     whole = ledger.read_bytes()
     assert "does not verify" not in _page(ran, code=0)
@@ -61,6 +63,7 @@ def _page(ran: Path, *, code: int) -> str:
 def test_a_page_replaces_nothing_but_a_page(
     ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Pipes, loops and files of a run are refused and stay; a link's file is written."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to-pipe").symlink_to("pipe")
     (tmp_path / "loop").symlink_to("loop")

@@ -49,6 +49,7 @@ def codes(findings: dict[str, Any]) -> set[str]:
 def test_a_run_is_judged_by_every_name(
     ran: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """By id, its beginning, `last` and path: the exit code of the run itself, and a table."""
     for ref in (ran.name, ran.name[:20], "last", str(ran)):
         code, findings = said(ref)
         assert (code, findings["verdict"], findings["exit_code"]) == (1, "contained", 1)
@@ -61,6 +62,7 @@ def test_a_run_is_judged_by_every_name(
 def test_a_plain_inspect_run_says_its_verdict(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """At its end, with the command; the same when it is judged again."""
     sandbox: Any = {"sandbox": ("belljar", "high"), "max_samples": 1, "fail_on_error": False}
     path = under_inspect(home, lambda: plain("task.py", **sandbox))
     told = capsys.readouterr().err
@@ -109,6 +111,7 @@ def forged(run: str):
 def test_a_data_set_cant_say_that_a_sample_is_another_runs(
     home: Path, ran: Path, said: Said
 ) -> None:
+    """A sample without a cell that names a contained run of the store has no cell."""
     Path("forged.py").write_text(FORGED)
     under_inspect(home, lambda: plain("forged.py", task_args={"run": ran.name}))
     code, findings = said("last")

@@ -21,6 +21,7 @@ UPSTREAM: dict[str, Any] = {"host": "h", "port": 443, "address": "", "reason": "
     [("dialled", 1), ("looked_up", 1), ("cut", 1), ("refused", 2), ("failed", 2)],
 )
 def test_what_left_is_not_called_blocked(verdict: str, disposition: int) -> None:
+    """A look-up and a connection that was cut later have left this host."""
     (event,) = ocsf([line(Kind.NETWORK_UPSTREAM, "c", **UPSTREAM, verdict=verdict)], "R")
     assert event["disposition_id"] == disposition
 

@@ -56,6 +56,7 @@ def test_exchanges_of_two_samples_stay_apart() -> None:
 
 
 def test_what_is_refused_is_kept_and_sent_again_in_order(tmp_path: Path) -> None:
+    """A collector that is away for a while loses nothing, and nothing is held but one batch."""
     got: list[str] = []
     refusals = iter([False, False, True])
     with RunDirectory(tmp_path, "exec", ["x"]) as run:

@@ -27,16 +27,19 @@ JSON = st.recursive(
 
 @given(st.dictionaries(TEXT, JSON, max_size=5))
 def test_round_trip(value: dict[str, object]) -> None:
+    """What was written is read back, and written the same again."""
     assert canonical(parse_canonical(canonical(value))) == canonical(value)
 
 
 @given(st.text())
 def test_text_that_utf8_cannot_carry_is_still_recorded(text: str) -> None:
+    """A lone surrogate becomes its escape; nothing that can be typed refuses a record."""
     shown = json.loads(canonical({"argv": [text]}))["argv"][0]
     assert shown == text.encode("utf-8", "backslashreplace").decode()
 
 
 def test_what_json_cannot_say_exactly_is_refused() -> None:
+    """Large integers, NaN, bytes and keys that are not text are errors, never approximations."""
     nan, infinite = float("nan"), float("inf")
     for value in (2**53, -(2**53), nan, infinite, {"a": {1: 2}}, {"a": b"x"}, {"a": {3}}):
         with pytest.raises(ValueError):  # noqa: PT011 - the library's own subclasses
@@ -60,12 +63,14 @@ NOT_CANONICAL = [
 
 @pytest.mark.parametrize("line", NOT_CANONICAL, ids=lambda line: repr(line[:24]))
 def test_only_the_canonical_form_is_read(line: bytes) -> None:
+    """Duplicate keys, other spellings or encodings, too deep or large: `ValueError`."""
     with pytest.raises(ValueError):  # noqa: PT011 - any of them will do
         parse_canonical(line)
 
 
 @given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused_or_canonical(line: bytes) -> None:
+    """Any bytes give a `ValueError` or an object whose canonical form is exactly those bytes."""
     try:
         value = parse_canonical(line)
     except ValueError:
@@ -86,6 +91,7 @@ def tree_hash(entries: list[bytes]) -> bytes:
 
 @given(st.lists(st.binary(max_size=40), max_size=70))
 def test_every_prefix_has_the_root_of_the_definition(entries: list[bytes]) -> None:
+    """After each leaf, size and root are those of the recursive definition."""
     tree = MerkleTree()
     for index, entry in enumerate(entries):
         assert (tree.size, tree.root()) == (index, tree_hash(entries[:index]))

@@ -25,6 +25,7 @@ def root(tmp_path: Path) -> Iterator[int]:
 
 
 def test_what_is_no_plain_file_is_not_read(root: int, tmp_path: Path) -> None:
+    """No link is followed, neither as the file nor as a folder on the way."""
     (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
     with pytest.raises(LedgerError, match="deep"):
         list(files.walk_files(root))
@@ -53,6 +54,7 @@ def test_another_size_is_noticed_without_reading(root: int, tmp_path: Path) -> N
 
 
 def test_a_file_is_written_once(tmp_path: Path) -> None:
+    """What is there is not replaced, not even a link that leads nowhere."""
     files.write_file(tmp_path / "a", b"1")
     (tmp_path / "b").symlink_to(tmp_path / "c")
     for name in ("a", "b"):
@@ -63,6 +65,7 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_lines_are_bounded(content: bytes, max_bytes: int) -> None:
+    """They give back the bytes, numbered from 1; one over the bound is named."""
     expected = re.findall(rb"[^\n]*\n|[^\n]+", content)
     reading = files.raw_lines(io.BytesIO(content), max_bytes=max_bytes, name="f")
     for number, whole in enumerate(expected, 1):

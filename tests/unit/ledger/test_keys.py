@@ -12,6 +12,7 @@ from belljar.ledger.keys import KEY_FILE, load_or_make_key, local_fingerprint, s
 
 
 def test_made_once_and_private(home: Path) -> None:
+    """The first use makes the key, readable by its owner only, also where threads race for it."""
     assert local_fingerprint(home) is None
     with ThreadPoolExecutor(8) as pool:
         keys = {key.fingerprint for key in pool.map(load_or_make_key, [home] * 32)}
@@ -57,6 +58,7 @@ def test_a_new_key_outlives_a_power_loss(home: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_signatures(home: Path) -> None:
+    """Good for its payload and key only; a public key that is no point is no exception."""
     key = load_or_make_key(home)
     good = key.sign(b"payload")
     assert signature_is_good(key.public_key, good, b"payload")

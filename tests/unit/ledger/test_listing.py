@@ -20,6 +20,7 @@ from .conftest import exec_events, make_run
 
 
 def test_runs_and_their_ends(home: Path) -> None:
+    """Kind, what and outcome come from the ledger itself."""
     with RunDirectory(home, "run", ["a", "b"], what="task") as run:
         assert listing.summarise(run.path).outcome == "running"
         shutil.copytree(run.path, home / "copy")
@@ -44,6 +45,7 @@ def test_a_killed_run_says_so(home: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\n", b"x" * (2 << 20)])
 def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
+    """Whatever is in a run directory, the list shows it and goes on."""
     whole = make_run(home)
     broken = home / "runs" / "20000101-000000000-000000"
     broken.mkdir()
@@ -58,6 +60,7 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
 
 
 def test_reading_tells_what_is_no_event(home: Path) -> None:
+    """A bad line is given as the reason, the others as events."""
     event = exec_events(1)[0]
     argv = ["x" * (1 << 20)]
     with RunDirectory(home, "exec", []) as run:

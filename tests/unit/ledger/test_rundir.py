@@ -29,6 +29,7 @@ def last_data(path: Path) -> dict[str, object]:
 
 
 def test_a_run_is_sealed(finished: Path) -> None:
+    """From `run.started` to `run.finished`; all in it is in the manifest or covered."""
     first, *_ = read_events(finished)
     assert first.kind is Kind.RUN_STARTED
     assert first.data["run_id"] == finished.name
@@ -56,6 +57,7 @@ ENDS: list[tuple[BaseException, str, int]] = [
 def test_a_run_that_raises_is_sealed_too(
     home: Path, error: BaseException, outcome: str, code: int
 ) -> None:
+    """The exception is recorded and goes on; the record is complete and verifies."""
     with pytest.raises(type(error)), RunDirectory(home, "exec", []) as run:
         raise error
     last = last_data(run.path)
@@ -64,6 +66,7 @@ def test_a_run_that_raises_is_sealed_too(
 
 
 def test_only_new_plain_names_are_written(home: Path) -> None:
+    """A name with a path or of the seal's is refused; a file that is there stays."""
     with RunDirectory(home, "exec", []) as run:
         for name in ("../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"):
             with pytest.raises(ValueError, match="not a plain"):
@@ -75,6 +78,7 @@ def test_only_new_plain_names_are_written(home: Path) -> None:
 
 
 def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
+    """A symlink among the files can't be covered, so the run is not sealed and says why."""
     with pytest.raises(LedgerError, match="link"), RunDirectory(home, "exec", []) as run:
         (run.path / "leak").symlink_to("/etc/passwd")
     assert verify(run.path).problem is not None

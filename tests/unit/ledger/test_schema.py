@@ -81,6 +81,7 @@ WRONG: dict[str, list[object]] = {
 @pytest.mark.promise("5.2")
 @pytest.mark.parametrize("field", WRONG)
 def test_a_wrong_or_missing_field_is_refused(field: str) -> None:
+    """Each field of a line has one type and shape, and none is optional."""
     parse_line(canonical(LINE))
     for value in WRONG[field]:
         with pytest.raises(ValueError):  # noqa: PT011
@@ -103,6 +104,7 @@ SIGNED: dict[str, object] = {
 
 @pytest.mark.promise("5.2")
 def test_every_field_of_a_checkpoint_is_signed(home: Path) -> None:
+    """What was signed is read back; no field can be another without the signature going bad."""
     about = {"run_id": "20261120-1", "number": 3, "prev": "1" * 64, "time": str(LINE["time"])}
     key, tree = load_or_make_key(home), MerkleTree().added(b"a").added(b"b")
     raw = make_checkpoint(key, tree, **about)  # type: ignore[arg-type]
@@ -122,6 +124,7 @@ def test_every_field_of_a_checkpoint_is_signed(home: Path) -> None:
     )
 )
 def test_hostile_lines_end_in_value_error(raw: bytes) -> None:
+    """Whatever the bytes: an event or `ValueError`, and never a checkpoint."""
     with suppress(ValueError):
         parse_line(raw)
     with pytest.raises(ValueError):  # noqa: PT011

@@ -154,6 +154,7 @@ TAMPERS = FILES | {
 @pytest.mark.promise("5.2")
 @pytest.mark.parametrize(("tamper", "where", "what"), TAMPERS.values(), ids=TAMPERS.keys())
 def test_tampering_is_found(finished: Path, tamper: Tamper, where: str, what: str) -> None:
+    """Changed, removed, added, reordered or cut off: it is found, and its line or file named."""
     assert verify(finished).status is Status.VERIFIED
     tamper(finished)
     result = verify(finished)
@@ -173,6 +174,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_any_flipped_byte_of_any_file_is_found(shared: Path, data: st.DataObject) -> None:
+    """There is no byte in a finished run directory that can be changed unnoticed."""
     files = sorted(path for path in shared.rglob("*") if path.is_file())
     path = data.draw(st.sampled_from(files))
     flipped = bytearray(content := path.read_bytes())
@@ -185,6 +187,7 @@ def test_any_flipped_byte_of_any_file_is_found(shared: Path, data: st.DataObject
 
 
 def test_an_untouched_run_is_verified_anywhere(finished: Path, tmp_path: Path) -> None:
+    """Offline: a copy elsewhere, without the store and its key, verifies."""
     key, copy = load_or_make_key(finished.parents[1]).fingerprint, tmp_path / "copy"
     shutil.move(finished, copy)
     result = verify(copy)
@@ -226,6 +229,7 @@ def test_another_genuine_run_in_its_place_is_found(home: Path) -> None:
 
 
 def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_path: Path) -> None:
+    """Unfinished: no problem, but a warning that counts the unsigned events."""
     crashed = tmp_path / "crashed"  # a copy after 4 signed events and one more
     with (
         patch("belljar.ledger.writer.CHECKPOINT_INTERVAL_S", 0.001),
@@ -258,6 +262,7 @@ def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_pa
 def test_paths_in_a_forged_manifest_open_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
+    """The manifest's paths are compared with what is there, never opened."""
     with RunDirectory(home, "exec", []) as run:
         forged = {path: {"sha256": "0" * 64, "bytes": 1}}
         monkeypatch.setattr(

@@ -58,6 +58,7 @@ def files_of_bodies(run_dir: Path) -> list[Path]:
 def test_bodies_are_stored_once_and_before_the_line(
     writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Equal bytes make one file; when the line that names a body is written, the body is there."""
     seen: list[int] = []
     write = os.write
 
@@ -132,6 +133,7 @@ def test_an_event_followed_by_silence_is_signed_within_a_second(
 
 
 def test_threads_may_record_together(writer: LedgerWriter, run_dir: Path) -> None:
+    """Eight threads: every event once, numbered without a gap, chained, verifiable."""
     numbers: list[int] = []
 
     def work(name: int) -> None:
@@ -165,6 +167,7 @@ def test_a_second_writer_is_refused(writer: LedgerWriter, run_dir: Path, key: Si
 def test_what_is_no_event_is_refused_and_the_writer_goes_on(
     writer: LedgerWriter, run_dir: Path
 ) -> None:
+    """An event against the schema is an error and leaves nothing; the next good one is recorded."""
     for event in (
         Event(kind=Kind.EXEC_STARTED, data={"op": 1}),
         Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x", "n": 2**60}),
@@ -186,6 +189,7 @@ def test_what_is_no_event_is_refused_and_the_writer_goes_on(
 def test_a_full_disk_poisons(
     writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A write that takes only a part is a `LedgerError`, and so is every call after it."""
     writer.record(hit("x"))
     write = os.write
     monkeypatch.setattr(
@@ -205,6 +209,7 @@ def test_a_full_disk_poisons(
 def test_a_checkpoint_that_fails_poisons(
     writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A disk that refuses to force what it took ends the run at the next event."""
     refuse = Mock(side_effect=OSError(errno.EIO, "I/O error"))
     monkeypatch.setattr("belljar.ledger.writer.os.fsync", refuse)
     with pytest.raises(LedgerError, match="checkpoint"):  # noqa: PT012 - at one of these
@@ -235,6 +240,7 @@ class _Interrupted:
 
 @pytest.mark.promise("5.2")
 def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
+    """Ctrl-C at any line of `record`."""
     event = Event(kind=Kind.CELL_CLONING, bodies=(body("a", b"one"), body("b", b"two")))
     interrupt, recorded = _Interrupted(0), set[int]()
     for at in count(1):
@@ -261,6 +267,7 @@ def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
 def test_what_was_recorded_before_an_end_that_was_not_sealed_is_signed(
     run_dir: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An interrupt between the end and the seal leaves no event without a signature."""
     monkeypatch.setattr("belljar.ledger.writer.CHECKPOINT_INTERVAL_S", 3600)
     with LedgerWriter(run_dir, key) as writer:
         writer.record(hit("the last"))

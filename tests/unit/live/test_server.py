@@ -57,6 +57,7 @@ async def test_only_a_token_opens_a_session(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_another_site_cannot_act(tmp_path: Path) -> None:
+    """A foreign Host (DNS rebinding), Origin or port gets no page, no preflight and no action."""
     server = server_of(tmp_path, operator=True)
     async with client(server) as browser:
         secret = await secret_of(browser, "O")
@@ -102,6 +103,7 @@ async def test_no_host_name_leads_to_another_file(
 
 @pytest.mark.anyio
 async def test_an_action_needs_the_operators_token(tmp_path: Path) -> None:
+    """Neither a viewer's secret nor an operator's elsewhere acts; the right one does."""
     server = server_of(tmp_path, operator=True)
     async with client(server) as browser, client(server_of(tmp_path)) as other:
         operator, viewer = await secret_of(browser, "O"), await secret_of(browser, "V")
@@ -165,6 +167,7 @@ def test_watch_shows_what_runs_now(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Each cell of a run that lasts, with its last command as text; a run that is over has none."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     planned = {"policy_sha256": "", "tier": "gvisor", "emulated": False, "layers": []}
     started = {"op": 1, "argv": ["ls", "\x1b[2J"], "cwd": "/", "user": "", "env_names": []}

@@ -90,6 +90,7 @@ def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
 
 
 def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
+    """The first timed out, the second did not: one is hidden, and it is the first."""
     cell = CellFindings(cell_id="c")
     same: dict[str, Any] = {"action": TranscriptAction.EXEC, "what": "x"}
     for op, outcome in ((1, Kind.EXEC_TIMED_OUT), (2, Kind.EXEC_COMPLETED)):
@@ -118,6 +119,7 @@ def judged(*lines: Line, error: str = "") -> RunFindings:
 def test_a_destruction_that_is_not_proven_means_void(
     end: dict[str, Any], code: ReasonCode, detail: str
 ) -> None:
+    """What it left, or what could not be looked for; which is worse than an error."""
     destroyed = line(Kind.CELL_DESTROYED, clean=False, duration_ms=1.0, **end)
     findings = judged(*STORY[:-2], destroyed, error="too")
     assert (findings.verdict, findings.exit_code) == (Verdict.VOID, 2)

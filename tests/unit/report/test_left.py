@@ -62,6 +62,7 @@ def test_a_model_that_stays_leaves_nothing(provider: str) -> None:
 @pytest.mark.promise("7.6")
 @pytest.mark.parametrize("model", [PROVIDER, "unheard-of/m", "mockllm2/m", "Belljar/m", "", "x"])
 def test_any_other_model_s_calls_leave(model: str) -> None:
+    """A provider that is not named as one that stays counts as leaving."""
     left = left_of(call(model), evaluated())
     assert left.claim == "something"
     assert [(each.way, each.name) for each in left.destinations] == [(Way.MODEL, model)]
@@ -136,6 +137,7 @@ def test_what_left_is_told_from_what_was_stopped(
 
 @pytest.mark.promise("7.6")
 def test_missing_evidence_is_never_nothing() -> None:
+    """No end, nobody watched, programs, a proxy, no such model's cell, a record in doubt."""
     no_end = [call("mockllm/model")]
     unwatched = line(Kind.RUN_EVALUATED, None, interrupted=False, stopped=False, errors=[])
     for left in (
@@ -158,6 +160,7 @@ def test_missing_evidence_is_never_nothing() -> None:
 @pytest.mark.promise("7.6")
 @given(st.text(max_size=80))
 def test_no_name_acts_on_the_reader_s_terminal(name: str) -> None:
+    """Whatever stands on record."""
     for text in (name, HOSTILE):
         for way in Way:
             made = Destination(way=way, name=text, addresses=[text])

@@ -176,6 +176,7 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
 
 @pytest.mark.promise("4.4")
 def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
+    """No control, bidi or other format character is in a page; each is shown as its number."""
     text = hostile_page().decode()
     data = json.dumps(data_of(text.encode()), ensure_ascii=False)
     for found in (text, data):
@@ -187,6 +188,7 @@ def test_nothing_in_a_page_is_invisible_or_acts_on_a_reader() -> None:
 
 @pytest.mark.promise("4.4")
 def test_only_our_script_and_style_may_run() -> None:
+    """The page's policy forbids everything but one script and one style, by their digests."""
     found = elements(hostile_page())
     (policy,) = [each.get("content") for each in found if each.get("http-equiv")]
     assert policy.startswith("default-src 'none'; ")
@@ -247,6 +249,7 @@ def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
 
 
 def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
+    """Long lines, large bodies and many events are cut, counted, and named with their command."""
     lines, transcripts = many(1, MAX_ENTRIES + 5)
     huge = b"x" * (10 << 20)
     lines = [with_body(each, huge) if each.kind is Kind.EXEC_COMPLETED else each for each in lines]

@@ -56,6 +56,7 @@ WHOLE, LOST = ({"packets_recorded_and_dropped": 9, "packets_unaccounted": n} for
     ],
 )
 def test_missing_evidence_voids_the_sample(end: dict[str, Any], why: str) -> None:
+    """What a range's record lacks, and an end that is not proven."""
     findings = judged(story(**end))
     (row,) = findings.rows
     assert row.verdict is (Verdict.VOID if why else Verdict.CONTAINED)
@@ -138,6 +139,7 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
 
 
 def test_a_cell_that_ended_while_it_was_probed_hides_nothing_of_the_next() -> None:
+    """Another cell of its name is not probed."""
     begun = line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user="")
     tracker = taken([planned("c1", range=RANGE, name="web"), begun], ProbeTracker())
     assert tracker.is_probed(RANGE, "web")
@@ -152,6 +154,7 @@ def test_a_cell_that_ended_while_it_was_probed_hides_nothing_of_the_next() -> No
     ("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)]
 )
 def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> None:
+    """A part that ended, or rules that somebody changed."""
     (row,) = judged(story(line(Kind.RANGE_FAILED, error=error, reason="the supervisor ended"))).rows
     assert row.verdict is verdict
     assert [(reason.where, reason.detail) for reason in row.reasons] == [
@@ -169,6 +172,7 @@ def test_an_end_that_counted_nothing_is_missing_evidence(end: dict[str, Any], re
 
 
 def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
+    """One that was made ahead, or of a sample that never began."""
     opened = [line(Kind.RANGE_OPENING, prefix="10.0.0.0/22")]
     empty = Reason(code=ReasonCode.NO_SAMPLES)
 
@@ -228,6 +232,7 @@ UNREAD: dict[str, tuple[list[Line], dict[str, int], list[ReasonCode]]] = {
 @pytest.mark.promise("5.4")
 @pytest.mark.parametrize("name", UNREAD)
 def test_what_nobody_can_read_voids_the_sample(name: str) -> None:
+    """Bytes in no event, secrets of TLS that were cut, a handshake without any."""
     lines, counters, codes = UNREAD[name]
     events = story(*lines, counters=counters) if counters else lines
     (found,) = ranges_of(events).values()
@@ -236,6 +241,7 @@ def test_what_nobody_can_read_voids_the_sample(name: str) -> None:
 
 @pytest.mark.promise("4.4")
 def test_nothing_of_a_record_acts_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor what a guest chose, however much; ids and tiers of cells and ranges are escaped, too."""
     flow = {**FLOW, "cell": HOSTILE}
     lines = story(
         line(Kind.NETWORK_HTTP, **{**REQUEST, "url": HOSTILE, "verdict": "refused"}),

@@ -109,6 +109,7 @@ def test_each_event_has_its_signal(name: str) -> None:
 
 @pytest.mark.promise("5.8")
 def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
+    """A workload that floods makes no report without bound."""
     (signal,) = signals(
         *(replace(REFUSED, seq=number) for number in range(MAX_EVIDENCE + 50))
     ).signals
@@ -117,6 +118,7 @@ def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
 
 
 def test_the_word_of_a_guest_is_marked() -> None:
+    """A signal that rests on the guest's reports alone says so."""
     seen = line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read")
     said = replace(seen, trust=Trust.GUEST_REPORTED)
     assert [signals(*each).signals[0].trust for each in ((said,), (said, seen))] == [

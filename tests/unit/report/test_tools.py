@@ -51,6 +51,7 @@ def _is_tool(decorator: ast.expr) -> bool:
 def test_fields_by_which_a_provider_may_act(
     body: dict[str, object] | None, expected: list[str]
 ) -> None:
+    """Whatever is not known to be harmless."""
     assert extra_fields(body) == expected
 
 
@@ -68,11 +69,13 @@ def test_fields_by_which_a_provider_may_act(
 def test_by_name_and_options(
     name: str, options: dict[str, object] | None, expected: Outside | None
 ) -> None:
+    """What a provider may carry out and nobody knows is outside."""
     assert outside(name, options) is expected
 
 
 @pytest.mark.promise("1.9")
 def test_calls_are_counted_by_tool() -> None:
+    """With how many reached a cell; one that never did is named. Names of a model are escaped."""
     calls = [
         ToolCall(name="bash", reached_cell=True),
         ToolCall(name="bash"),

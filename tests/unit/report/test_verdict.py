@@ -323,6 +323,7 @@ def codes(findings: RunFindings) -> set[Code]:
 @pytest.mark.promise("1.10", "7.1", "7.2")
 @pytest.mark.parametrize("name", CASES)
 def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
+    """Verdict, exit code and codes; `contained` heads the summary only when all of it was."""
     given, verdict, exit_code, expected = CASES[name]
     findings = judge(given)
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
@@ -349,6 +350,7 @@ def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
 @pytest.mark.promise("7.1")
 @pytest.mark.parametrize("name", ["a bad ledger", "a crash", "no end on record"])
 def test_a_record_in_doubt_voids_every_sample(name: str) -> None:
+    """No row says contained of a record that can't be trusted."""
     assert {row.verdict for row in judge(CASES[name][0]).rows} == {Verdict.VOID}
 
 
@@ -371,6 +373,7 @@ def test_a_reused_sample_is_the_other_runs() -> None:
 
 @pytest.mark.promise("7.1")
 def test_the_worst_cause_decides() -> None:
+    """A breach outweighs missing evidence; without a cause a sample is contained."""
     void, breached = Reason(code=Code.NO_CELL), Reason(code=Code.SCORER_BREACHED)
     assert verdict_of([]) is Verdict.CONTAINED
     assert verdict_of([void]) is Verdict.VOID
