@@ -343,12 +343,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         case Kind.PROBE_COMPLETED:
             _add_probing(cell, data)
         case Kind.CELL_CHECKED if data["cause"] and cell.degraded is None:
-            cell.degraded = Degraded(
-                cause=str(data["cause"]),
-                detail=str(data.get("detail", "")),
-                phase=str(data["phase"]),
-                op=size_of(data["op"]),
-            )
+            words = {each: str(data.get(each, "")) for each in ("cause", "detail", "phase")}
+            cell.degraded = Degraded(op=size_of(data["op"]), **words)
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
             cell.failures.append(str(data["reason"]))
             cell.death = cell.death or str(data["reason"])
