@@ -20,7 +20,7 @@ from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification, verify
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellGatherer, TranscriptAction, gather_cells
+from belljar.report.cells import CellGatherer, TranscriptAction, gather_cells
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
@@ -130,7 +130,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         scores=shown,
         error=error,
         calls=tuple(
-            Call(action=TranscriptAction(event.action), what=event.cmd or event.file or "")
+            (TranscriptAction(event.action), event.cmd or event.file or "")
             for event in events
             if event.event == "sandbox"
         ),

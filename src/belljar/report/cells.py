@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
@@ -31,6 +31,9 @@ class TranscriptAction(StrEnum):
     LIST = "list"
     STAT = "stat"
     REMOVE = "remove"
+
+
+Call: TypeAlias = tuple[TranscriptAction, str]  # in a transcript: with its command or path
 
 
 @dataclass(slots=True, kw_only=True)
@@ -369,12 +372,6 @@ def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    action: TranscriptAction
-    what: str
-
-
 def reconcile(
     calls: Sequence[Call], cells: Sequence[CellFindings]
 ) -> tuple[tuple[ReportedOperation, ...], int]:
@@ -388,7 +385,7 @@ def reconcile(
     hidden: list[ReportedOperation] = []
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
     for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
-        asked = Call(action=operation.action, what=operation.what)
+        asked = operation.action, operation.what
         if open_calls[asked]:
             open_calls[asked] -= 1
         elif not (operation.own or operation.pty):
