@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -84,12 +85,12 @@ def export(
         with new_file(output) as file:
             if kind == "jsonl":
                 write_lines(path, file, escape=output is None and sys.stdout.isatty())
-                return 0
-            if kind == "pcap":
+            elif kind == "pcap":
                 _copy_packets(path, place, file)
-                return 0
-            for document in _documents(path, kind, place):
-                file.write(json.dumps(document).encode() + b"\n")
+            else:
+                file.writelines(
+                    json.dumps(each).encode() + b"\n" for each in _documents(path, kind, place)
+                )
             file.flush()
     return 0
 
@@ -105,18 +106,10 @@ def replay(run: str, place: str, idle_s: float) -> None:
     """
     path = run_path(run)
     with console.reading(path):
-        pause_s = 0.0
-        for event in _documents(path, "cast", place):
-            if not isinstance(event, list):
-                continue
-            after_s, code, data = event
-            pause_s += after_s
-            # A terminal echoes what is typed, and the reader's has its own size
-            if code in ("o", "x"):
-                sys.stdout.flush()
-                time.sleep(min(pause_s, idle_s))
-                pause_s = 0.0
-                click.echo(_safe(data) if code == "o" else f"[exit {printable(data)}]\n", nl=False)
+        for after_s, code, data in islice(_documents(path, "cast", place), 1, None):
+            sys.stdout.flush()
+            time.sleep(min(after_s, idle_s))
+            click.echo(_safe(data) if code == "o" else f"[exit {printable(data)}]\n", nl=False)
 
 
 def _safe(text: str) -> str:
@@ -156,12 +149,11 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
 
 def _report_gaps(path: Path, *, is_followed: bool) -> None:
     if (path / "units").is_dir():
-        notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
-        click.echo(notice, err=True)
+        console.notice("of a fleet, this has what the head did; units/*.tar are its units' runs")
     endless = {"unfinished": "it was cut off", "broken": "it is empty or can't be read"}
     endless |= {} if is_followed else {"running": "it still runs"}
     if why := endless.get(summarise(path).outcome):
-        click.echo(f"belljar: the record has no end, as {why}: this is all there is", err=True)
+        console.notice(f"the record has no end, as {why}: this is all there is")
 
 
 def _send(path: Path, endpoint: str) -> int:
@@ -191,7 +183,6 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
     inside = str(packets[name].relative_to(path))
     with open_directory(path) as root, open_beneath(root, inside) as source:
         shutil.copyfileobj(source, file, 1 << 20)
-    file.flush()
 
 
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
@@ -202,7 +193,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     evidence, findings, _ = judged(path, run, fingerprint)
     checked = evidence.verification
     if checked is None or evidence.ledger is not Status.VERIFIED:
-        click.echo(f"belljar: not signed: {printable(evidence.ledger_problem)}", err=True)
+        console.notice(f"not signed: {evidence.ledger_problem}")
         return 1
     key = load_or_make_key(belljar_home())
     if key.fingerprint != checked.key:

@@ -105,18 +105,16 @@ def show(
       belljar ledger show last --kind exec --output
     """
 
-    path = run_path(run)
-    lines, is_empty = _readable(path, read_lines(path)), True
-    for number, event in lines:
-        if not isinstance(event, ValueError) and not (
-            (event.cell or "").startswith(cell or "")
-            and any(f"{event.kind}.".startswith(f"{kind}.") for kind in kinds or [event.kind])
-        ):
-            continue
-        is_empty = False
+    path, is_empty = run_path(run), True
+    for number, event in _readable(path, read_lines(path)):
         if isinstance(event, ValueError):
+            is_empty = False
             click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
             continue
+        is_kind = any(f"{event.kind}.".startswith(f"{kind}.") for kind in kinds or [event.kind])
+        if not (is_kind and (event.cell or "").startswith(cell or "")):
+            continue
+        is_empty = False
         bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
         if as_json:
             value = event.to_json()
@@ -171,7 +169,7 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
 
 def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
     """Write each complete event; others are named on standard error."""
-    for number, raw, complete in _readable(path, read_raw(path)):
+    for number, raw, complete in read_raw(path):
         try:
             if not complete:
                 raise ValueError("incomplete: the event being written when the run ended")
@@ -181,7 +179,6 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
             continue
         # A terminal gets escapes for characters beyond ASCII, a file the bytes that were chained.
         target.write((json.dumps(json.loads(raw)).encode() if escape else raw) + b"\n")
-    target.flush()
 
 
 # --- what is meant

@@ -164,20 +164,18 @@ def _read_facts(path: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, A
 
         def read(name: str) -> bytes:
             nonlocal room
-            try:
+            content = b""
+            with suppress(OSError, LedgerError, ValueError):
                 content = read_beneath(root, name, max_bytes=room)
-            except (OSError, LedgerError, ValueError):
-                return b""
             room -= len(content)
             return content
 
         def parsed(name: str) -> dict[str, Any]:
-            try:
-                value = json.loads(read(name))
             # Deeply nested JSON raises RecursionError, and a run directory may be anybody's.
-            except (ValueError, RecursionError):
-                return {}
-            return value if isinstance(value, dict) else {}
+            with suppress(ValueError, RecursionError):
+                if isinstance(value := json.loads(read(name)), dict):
+                    return value
+            return {}
 
         facts = [parsed("host.json"), parsed("versions.json")]
         plans = {

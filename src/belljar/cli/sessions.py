@@ -42,10 +42,8 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     goes to your terminal unescaped: use a terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        hint = "for pipes use `belljar exec -- sh`"
-        raise console.MisuseError(
-            "a shell needs a terminal on standard input and output", hint=hint
-        )
+        what = "a shell needs a terminal on standard input and output"
+        raise console.MisuseError(what, hint="for pipes use `belljar exec -- sh`")
     return console.run_async(_shell, policy, tier, user)
 
 

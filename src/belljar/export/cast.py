@@ -1,4 +1,4 @@
-"""A cell's commands and terminals as an asciicast (version 3)."""
+"""Makes an asciicast (version 3) of a cell's commands and terminals."""
 
 from __future__ import annotations
 
@@ -63,10 +63,9 @@ def _pieces(
     if body.name not in ("stdout", "stderr"):
         return
     times = line.data.get(f"{body.name}_times")
-    content, begin = read(body), 0
+    content, begin, after_ms = read(body), 0, _AT_END
     decoder = getincrementaldecoder("utf-8")("replace")
     for after_ms, end in times or ():
         yield after_ms, "o", decoder.decode(content[begin:end])
         begin = max(begin, end)
-    last_ms = times[-1][0] if times else _AT_END
-    yield last_ms, "o", decoder.decode(content[begin:], final=True)
+    yield after_ms, "o", decoder.decode(content[begin:], final=True)

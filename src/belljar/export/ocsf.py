@@ -1,4 +1,4 @@
-"""Events in the Open Cybersecurity Schema Framework 1.5.0 (schema.ocsf.io).
+"""Turns events into those of the Open Cybersecurity Schema Framework 1.5.0 (schema.ocsf.io).
 
 Events that have no class there (probes, plans, proofs) are left out.
 """
@@ -18,7 +18,6 @@ from belljar.package import __version__
 from belljar.report.timeline import place_of
 from belljar.units import printable
 
-# OCSF's version, which each event names.
 SCHEMA: Final = "1.5.0"
 _FILE, _PROCESS, _FINDING, _NETWORK, _HTTP, _DNS = 1001, 1007, 2004, 4001, 4002, 4003
 # A virtual machine is OCSF's device type 6; a container is one to whoever reads an alert.
@@ -108,7 +107,7 @@ def _endpoint(data: Mapping[str, Any]) -> dict[str, Any]:
     named = {"hostname": str(data.get("host") or data.get("name") or address or "unknown")}
     with suppress(ValueError):
         named = {"ip": str(ipaddress.ip_address(address))}
-    return {**named, **({"port": data["port"]} if isinstance(data.get("port"), int) else {})}
+    return named | ({"port": data["port"]} if isinstance(data.get("port"), int) else {})
 
 
 def _http(line: Line, first: Line) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: run → sample → command, file, request, model request.
+"""Makes traces for OpenTelemetry: run → sample → command, file, request, model request.
 
 Attributes follow the semantic conventions 1.37; what they have no name for is `belljar.*`.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -33,6 +33,8 @@ _STARTS: Final = (
     *(Kind.EXEC_STARTED, Kind.FILE_READ_STARTED, Kind.FILE_WRITE_STARTED, Kind.FILES_STARTED),
     *(Kind.CONNECT_STARTED, Kind.MODEL_REQUEST_STARTED, Kind.NETWORK_HTTP),
 )
+_GOOD_ENDS: Final = frozenset({"completed", "answered", "finished"})
+_BAD_ENDS: Final = frozenset({"failed", "timed_out"})
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exec": {"argv": "process.command_args", "code": "process.exit.code", "user": "process.owner"},
     "model.request": {
@@ -45,6 +47,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "status": "http.response.status_code",
     },
 }
+_Key: TypeAlias = tuple[str, str, int | None]  # subject, place, number
 # Requests to a model of other paths, as for a list of models, are no GenAI.
 _CHATS: Final = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
@@ -89,7 +92,7 @@ class Spans:
             {"service.name": "belljar", "service.version": __version__, "belljar.run": run_id},
             SCHEMA_URL,
         )
-        self._open: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._open: dict[_Key, dict[str, Any]] = {}
         self._samples: dict[str, SpanContext] = {}
         self._ranges: dict[str, str] = {}
         self._run: SpanContext | None = None
@@ -99,31 +102,31 @@ class Spans:
     def take(self, line: Line) -> None:
         self._last_ns = int(datetime.fromisoformat(line.time).timestamp() * 1e6) * 1000
         # A range's exchanges are numbered from 1, and belong to the sample of its cells
-        place = place_of(line)
-        key: tuple[object, ...]
-        if line.kind is Kind.RUN_STARTED:
-            self._run = self._begin(("run",), "run", line, None)
-        elif line.kind is Kind.CELL_PLANNED:
+        place, kind = place_of(line), line.kind
+        subject, _, what = kind.value.rpartition(".")
+        if kind is Kind.NETWORK_HTTP:  # its end is `network.http.answered`
+            subject = kind.value
+        key = subject, place, _number(line)
+        if kind is Kind.RUN_STARTED:
+            self._run = self._begin(key, "run", line, None)
+        elif kind is Kind.CELL_PLANNED:
             self._ranges[place] = str(line.data.get("range") or "")
-        elif line.kind is Kind.SAMPLE_STARTED:
-            key, name = ("sample", place), f"sample {line.data['sample']}"
-            context = self._samples.get(self._ranges.get(place) or place)
-            context = context or self._begin(key, name, line, self._run)
-            self._samples[place] = context
-            if self._ranges.get(place):
-                self._samples[self._ranges[place]] = context
-        elif line.kind in _STARTS:
-            name = line.kind.value.removesuffix(".started")
-            key = (name, place, _number(line))
-            self._begin(key, name, line, self._samples.get(place, self._run))
+        elif kind is Kind.SAMPLE_STARTED:
+            range_id = self._ranges.get(place) or place
+            context = self._samples.get(range_id)
+            context = context or self._begin(key, f"sample {line.data['sample']}", line, self._run)
+            self._samples |= {place: context, range_id: context}
+        elif kind in _STARTS:
+            self._begin(key, subject, line, self._samples.get(place, self._run))
             if line.data.get("verdict", "allowed") != "allowed":  # nothing answers it
                 self._close(self._open.pop(key), Status(StatusCode.ERROR))
-        else:
-            self._end(line, place)
+        elif what in _GOOD_ENDS | _BAD_ENDS and key in self._open:
+            found = self._open.pop(key)
+            found["attributes"] |= _attributes(str(found["name"]), line)
+            is_bad = what in _BAD_ENDS
+            self._close(found, Status(StatusCode.ERROR if is_bad else StatusCode.UNSET))
 
-    def _begin(
-        self, key: tuple[object, ...], name: str, line: Line, parent: SpanContext | None
-    ) -> SpanContext:
+    def _begin(self, key: _Key, name: str, line: Line, parent: SpanContext | None) -> SpanContext:
         context = SpanContext(self._trace, line.seq + 1, is_remote=False, trace_flags=TraceFlags(1))
         self._open[key] = {
             "name": name,
@@ -133,20 +136,6 @@ class Spans:
             "attributes": _attributes(name, line),
         }
         return context
-
-    def _end(self, line: Line, place: str) -> None:
-        subject = line.kind.value.rpartition(".")[0]
-        key: tuple[object, ...] = (subject, place, _number(line))
-        if line.kind is Kind.RUN_FINISHED:
-            key = ("run",)
-        elif line.kind is Kind.SAMPLE_FINISHED:
-            key = ("sample", place)
-        is_end = line.kind.value.endswith((".completed", ".failed", ".timed_out", ".answered"))
-        if (is_end or line.kind.value.endswith(".finished")) and key in self._open:
-            found = self._open.pop(key)
-            found["attributes"] |= _attributes(str(found["name"]), line)
-            is_bad = line.kind.value.endswith((".failed", ".timed_out"))
-            self._close(found, Status(StatusCode.ERROR if is_bad else StatusCode.UNSET))
 
     def _close(self, found: dict[str, Any], status: Status) -> None:
         kind = SpanKind.CLIENT if found["name"] == "model.request" else SpanKind.INTERNAL

@@ -1,4 +1,4 @@
-"""The verdict as an in-toto statement (1.0) in a DSSE envelope (1.0)."""
+"""Signs the verdict as an in-toto statement (1.0) in a DSSE envelope (1.0)."""
 
 from __future__ import annotations
 

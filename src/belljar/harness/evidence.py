@@ -20,7 +20,7 @@ from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification, verify
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellGatherer, TranscriptAction, gather_cells
+from belljar.report.cells import CellGatherer, TranscriptAction, gather_cells
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
@@ -125,7 +125,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         scores=shown,
         error=error,
         calls=tuple(
-            Call(action=TranscriptAction(event.action), what=event.cmd or event.file or "")
+            (TranscriptAction(event.action), event.cmd or event.file or "")
             for event in events
             if event.event == "sandbox"
         ),
@@ -310,13 +310,13 @@ def _evidence(
             replace(read(place), location=f"{INSPECT_LOGS}/{Path(place).name}") for place in places
         ]
     else:
-        has_samples = any(cell.sample for cell in cells.found.values())
+        has_samples = any(cell.sample for cell in cells.values())
         found = [LogRecord(location=INSPECT_LOGS, missing=True)] if has_samples else []
     return Evidence(
         logs=found,
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
-        cells=cells.found,
-        ranges=ranges.found,
+        cells=cells,
+        ranges=ranges,
         left=left,
         signals=signals,
         run=record,

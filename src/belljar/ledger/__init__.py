@@ -1,1 +1,1 @@
-"""The append-only, hash-chained, signed record of a run. It interprets no events."""
+"""Keeps the append-only, hash-chained, signed record of a run. It interprets no events."""

@@ -91,9 +91,9 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MerkleTree:
-    """The tree of the leaves so far; immutable, so a writer replaces its state at once.
+    """It is immutable, so a writer replaces its state at once.
 
-    `subtrees`: roots of perfect subtrees, largest first, one per 1 bit of `size`.
+    `subtrees` are roots of perfect subtrees, largest first, one per 1 bit of `size`.
     """
 
     size: int = 0

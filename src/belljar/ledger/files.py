@@ -1,4 +1,4 @@
-"""The files of a run directory: safe reading and writing, bodies, and the manifest.
+"""Reads and writes files and bodies of a run directory safely.
 
 An attacker may have made what is read: no symlink is followed, nothing is unbounded.
 """
@@ -10,14 +10,14 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from belljar.errors import LedgerError
-from belljar.ledger.chain import parse_canonical, sha256_hex
-from belljar.ledger.schema import MAX_LINE_BYTES, Checkpoint, check_manifest
+from belljar.ledger.schema import MAX_LINE_BYTES
 from belljar.units import printable
 
 # Two files: signing, with its fsync, must not take turns with recording.
@@ -58,31 +58,29 @@ def open_directory(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def open_beneath(directory: int, path: str) -> BinaryIO:
+def open_beneath(directory: int, path: str) -> BufferedReader:
     """Open a regular file by a relative path without symlinks.
 
     Raises `FileNotFoundError`, or `LedgerError` for a link or special file.
     """
     *folders, name = path.split("/")
-    opened: list[int] = []
-    try:
-        for folder in folders:
-            opened.append(os.open(folder, _DIRECTORY, dir_fd=opened[-1] if opened else directory))
-        fd = os.open(name, _READ, dir_fd=opened[-1] if opened else directory)
-    except OSError as error:
-        # A link, which is ENOTDIR where a directory is due; a socket; a device without a driver
-        # (open(2)).
-        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
-            what = "a link or special file where a plain file belongs"
-            raise LedgerError(what, where=path) from error
-        raise
-    finally:
-        for folder_fd in opened:
-            os.close(folder_fd)
+    with ExitStack() as opened:
+        try:
+            for folder in folders:
+                directory = os.open(folder, _DIRECTORY, dir_fd=directory)
+                opened.callback(os.close, directory)
+            fd = os.open(name, _READ, dir_fd=directory)
+        except OSError as error:
+            # A link, which is ENOTDIR where a directory is due; a socket; a device without a
+            # driver (open(2)).
+            if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
+                what = "a link or special file where a plain file belongs"
+                raise LedgerError(what, where=path) from error
+            raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise LedgerError("not a plain file", where=path)
-    return os.fdopen(fd, "rb", buffering=1 << 18)
+    return BufferedReader(FileIO(fd), 1 << 18)
 
 
 def read_beneath(directory: int, path: str, *, max_bytes: int) -> bytes:
@@ -102,16 +100,13 @@ def exists(directory: int, name: str) -> bool:
     return True
 
 
-def digest_file(file: BinaryIO) -> tuple[str, int]:
+def digest_file(file: BufferedReader) -> tuple[str, int]:
     """Return SHA-256 (hex) and size of the file's rest."""
-    digest, size = hashlib.sha256(), 0
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-        size += len(piece)
-    return digest.hexdigest(), size
+    begin = file.tell()
+    return hashlib.file_digest(file, "sha256").hexdigest(), file.tell() - begin
 
 
-def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
+def has_digest(file: BufferedReader, sha256: str, size_bytes: int) -> bool:
     size = os.fstat(file.fileno()).st_size
     # An attacker's file may be of any size.
     return size == size_bytes and digest_file(file) == (sha256, size_bytes)
@@ -184,8 +179,6 @@ def body_path(digest: str) -> str:
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_PART: Final = "manifest.json.new"  # until the final checkpoint is on the disk
-# It is read whole; hundreds of thousands of files fit.
-_MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
 def digests_of(run_dir: Path) -> dict[str, dict[str, Any]]:
@@ -205,58 +198,3 @@ def digests_of(run_dir: Path) -> dict[str, dict[str, Any]]:
                 sha256, size = digest_file(file)
             digests[path] = {"sha256": sha256, "bytes": size}
     return digests
-
-
-def check_finished_files(
-    root: int, final: Checkpoint, bodies: Mapping[bytes, int], beside: Collection[str] = ()
-) -> tuple[list[str], set[str]]:
-    """Check manifest and files against the final checkpoint; return warnings and missing files.
-
-    `beside`: names of files that the caller checks. The caller judges what may be missing.
-
-    Raises `LedgerError` at the first file, by name, that is changed or added.
-    """
-    name, warnings = MANIFEST, list[str]()
-    # After a crash between final checkpoint and rename, the complete manifest has its first name.
-    if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
-        name = MANIFEST_PART
-        warnings = [f"the process died as it put {MANIFEST} in place; {name} is complete"]
-    due = _load(root, name, final)
-    for path in walk_files(root):
-        if path.startswith(f"{BODIES}/"):
-            try:
-                digest = bytes.fromhex(path.rpartition("/")[2])
-            except ValueError:
-                digest = b""
-            # A digest has one spelling: with capitals or blanks it is another file.
-            if digest not in bodies or path != body_path(digest.hex()):
-                raise LedgerError("added: no event names it", where=path)
-        elif path not in {name, CHECKPOINTS, *beside}:
-            expected = due.pop(path, None)
-            if expected is None:
-                raise LedgerError("added: the manifest doesn't list it", where=path)
-            with open_beneath(root, path) as file:
-                if not has_digest(file, expected["sha256"], expected["bytes"]):
-                    raise LedgerError("changed: its digest is not the manifest's", where=path)
-    return warnings, set(due)
-
-
-def _load(root: int, name: str, final: Checkpoint) -> dict[str, dict[str, Any]]:
-    try:
-        content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
-    except FileNotFoundError as error:
-        raise LedgerError("missing", where=name) from error
-    except ValueError as error:
-        raise LedgerError(str(error), where=name) from error
-    if sha256_hex(content) != final.manifest_sha256:
-        raise LedgerError("changed: its digest is not the one in the final checkpoint", where=name)
-    try:
-        manifest = parse_canonical(content.removesuffix(b"\n"))
-        check_manifest(manifest)
-    except ValueError as error:
-        raise LedgerError(f"not a manifest: {error}", where=name) from error
-    for field in ("run_id", "key", "public_key"):
-        if manifest[field] != getattr(final, field):
-            raise LedgerError("of another run or key than the final checkpoint", where=name)
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    return files

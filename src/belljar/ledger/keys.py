@@ -1,6 +1,6 @@
-"""The key that signs checkpoints: made on first use, kept by this host's user.
+"""Makes and keeps the key that signs checkpoints: this host's user's.
 
-Imports `cryptography` only to sign or verify: listing runs does neither.
+It imports `cryptography` only to sign or verify: listing runs does neither.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fingerprint_of(public_key_hex: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key (32-byte seed) and its hex public key."""
+    """`seed` has 32 bytes; the public key is hex."""
 
     seed: bytes = field(repr=False)
     public_key: str

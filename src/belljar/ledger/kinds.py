@@ -1,4 +1,4 @@
-"""The shapes of event kinds' data (docs/events.md), and their checks.
+"""Checks the shapes of event kinds' data (docs/events.md).
 
 A check raises `ValueError` without showing the value; data may carry further fields. Pydantic's
 import would take a third of a short command's time.

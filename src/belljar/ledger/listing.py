@@ -32,7 +32,7 @@ _TAIL_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run in a list, by its first and last event, unverified.
+    """It is unverified: the first and last event say it.
 
     `outcome`: as recorded, else `running`, `unfinished` (its process died) or `broken`.
     """
@@ -119,7 +119,7 @@ def summarise(run_dir: Path) -> RunSummary:
 
 
 class IncompleteLineError(ValueError):
-    """A line without its end: the last event of an ended run."""
+    """The last line of an ended run has no end."""
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
@@ -146,9 +146,9 @@ def read_events(run_dir: Path) -> Iterator[Line]:
 
 
 class Tail:
-    """The events of a ledger that may still be written, as they come; unverified.
+    """Reads events of a ledger that may still be written, unverified.
 
-    Raises `OSError`, `LedgerError` without a ledger.
+    It raises `OSError`, `LedgerError` without a ledger.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Set
 from pathlib import Path
 from typing import Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass
 from belljar.errors import HostError, LedgerError
 from belljar.events import Kind
 from belljar.ledger.files import (
@@ -52,7 +52,7 @@ _QUOTED_IN: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The omission: classes with quoting ones, body digests, and files."""
+    """`classes` are with those that quote them; `bodies` are digests."""
 
     classes: tuple[str, ...]
     bodies: frozenset[str]
@@ -125,14 +125,8 @@ def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
                 (part / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with open_beneath(root, path) as source, (part / path).open("xb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
-        statement = make_omission(
-            key,
-            final,
-            time=wall_time(time.time_ns()),
-            classes=chosen.classes,
-            bodies=chosen.bodies,
-            files=chosen.files,
-        )
+        now = wall_time(time.time_ns())
+        statement = make_omission(key, final, time=now, **asdict(chosen))
         with (part / OMISSIONS).open("ab") as file:
             file.write(statement + b"\n")
         # What is handed on must verify for its reader, so it is verified before it has its name.

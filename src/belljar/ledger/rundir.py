@@ -89,11 +89,19 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> Path:
         """Add a file. Raises `LedgerError`, or `ValueError` for a path."""
-        return self._write(name, text.encode("utf-8", "backslashreplace"))
+        if Path(name).name != name or name in {"", "..", MANIFEST, MANIFEST_PART}:
+            raise ValueError(f"{name!r} is not a plain file name")
+        path = self.path / name
+        try:
+            write_file(path, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            what, hint = f"can't be written: {error.strerror}", "check the free space"
+            raise LedgerError(what, where=str(path), hint=hint) from error
+        return path
 
     def write_json(self, name: str, value: object) -> Path:
         """Add canonical JSON. Raises as `write_text`, and `ValueError`."""
-        return self._write(name, canonical(value) + b"\n")
+        return self.write_text(name, canonical(value).decode() + "\n")
 
     def finish(
         self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue
@@ -176,17 +184,6 @@ class RunDirectory:
             what = f"the run can't be sealed: {failure.strerror}"
             hint = "free disk space; the run stays unfinished"
             raise LedgerError(what, where=str(self.path), hint=hint) from failure
-
-    def _write(self, name: str, content: bytes) -> Path:
-        if Path(name).name != name or name in {"", "..", MANIFEST, MANIFEST_PART}:
-            raise ValueError(f"{name!r} is not a plain file name")
-        try:
-            write_file(self.path / name, content)
-        except OSError as error:
-            what = f"can't be written: {error.strerror}"
-            hint = "check the free space"
-            raise LedgerError(what, where=str(self.path / name), hint=hint) from error
-        return self.path / name
 
 
 def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | None]:

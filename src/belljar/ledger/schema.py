@@ -1,4 +1,4 @@
-"""The schema of a line, a signed checkpoint and a manifest; `kinds` has each kind's data.
+"""Checks a line, a signed checkpoint and a manifest; `kinds` has each kind's data.
 
 It is strict, as an attacker may have made what is read.
 """
@@ -106,7 +106,7 @@ _LINE: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A signed statement: the first `size` lines have this root."""
+    """The signer states that the first `size` lines have this root."""
 
     v: int
     run_id: str
@@ -213,7 +213,7 @@ _OMISSION: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """One statement. `bodies`: digests; `files`: run directory paths."""
+    """`bodies` are digests, `files` paths in the run directory."""
 
     action: str
     time: str

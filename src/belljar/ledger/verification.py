@@ -21,11 +21,12 @@ from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.chain import NO_LINE, MerkleTree, parse_canonical, sha256_hex
 from belljar.ledger.files import (
+    BODIES,
     CHECKPOINTS,
     LEDGER,
     MANIFEST,
+    MANIFEST_PART,
     body_path,
-    check_finished_files,
     exists,
     has_digest,
     is_being_written,
@@ -48,10 +49,14 @@ from belljar.ledger.schema import (
     Line,
     Omission,
     check_data,
+    check_manifest,
     parse_checkpoint,
     parse_omission,
 )
 from belljar.units import printable
+
+# It is read whole; hundreds of thousands of files fit.
+_MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
 def parse_line(raw: bytes) -> Line:
@@ -245,16 +250,61 @@ class _Checker:
             if (each.run_id, each.key, each.manifest_sha256) != sealed:
                 what = "of another run or key than the final checkpoint"
                 raise LedgerError(what, where=f"{OMISSIONS}:{number}")
-        beside = [OMISSIONS] if self.omissions else []
-        warnings, files = check_finished_files(self.root, final, self.bodies, beside)
+        files = self._check_files(final)
         if unsaid := files - frozenset().union(*(each.files for each in self.omissions)):
             raise LedgerError("missing: the manifest lists it", where=min(unsaid))
-        self.missing_files = frozenset(files)
-        self.warnings += warnings
+        self.missing_files = files
         for each in self.omissions:
             what = f"{len(each.bodies & self.missing)} bodies and {len(each.files & files)} files"
             how = f"were {each.action} on {each.time[:10]} ({', '.join(each.classes)})"
             self.warnings.append(f"{what} {how}")
+
+    def _check_files(self, final: Checkpoint) -> frozenset[str]:
+        """Compare manifest and files with the final checkpoint; return the missing files."""
+        name, known = MANIFEST, {CHECKPOINTS, *([OMISSIONS] if self.omissions else [])}
+        # After a crash between final checkpoint and rename, the complete manifest has its first
+        # name.
+        if not exists(self.root, MANIFEST) and exists(self.root, MANIFEST_PART):
+            name = MANIFEST_PART
+            died = f"the process died as it put {MANIFEST} in place; {name} is complete"
+            self.warnings.append(died)
+        due = self._manifest(name, final)
+        for path in walk_files(self.root):
+            if path.startswith(f"{BODIES}/"):
+                try:
+                    digest = bytes.fromhex(path.rpartition("/")[2])
+                except ValueError:
+                    digest = b""
+                # A digest has one spelling: with capitals or blanks it is another file.
+                if digest not in self.bodies or path != body_path(digest.hex()):
+                    raise LedgerError("added: no event names it", where=path)
+            elif path not in {name, *known}:
+                expected = due.pop(path, None)
+                if expected is None:
+                    raise LedgerError("added: the manifest doesn't list it", where=path)
+                with open_beneath(self.root, path) as file:
+                    if not has_digest(file, expected["sha256"], expected["bytes"]):
+                        what = "changed: its digest is not the manifest's"
+                        raise LedgerError(what, where=path)
+        return frozenset(due)
+
+    def _manifest(self, name: str, final: Checkpoint) -> dict[str, dict[str, Any]]:
+        try:
+            content = read_beneath(self.root, name, max_bytes=_MAX_MANIFEST_BYTES)
+            if sha256_hex(content) != final.manifest_sha256:
+                what = "changed: its digest is not the one in the final checkpoint"
+                raise LedgerError(what, where=name)
+            manifest = parse_canonical(content.removesuffix(b"\n"))
+            check_manifest(manifest)
+        except FileNotFoundError as error:
+            raise LedgerError("missing", where=name) from error
+        except ValueError as error:
+            raise LedgerError(f"not a manifest: {error}", where=name) from error
+        for each in ("run_id", "key", "public_key"):
+            if manifest[each] != getattr(final, each):
+                raise LedgerError("of another run or key than the final checkpoint", where=name)
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        return files
 
     def _unfinished(self, *, alive: bool) -> None:
         if self.omissions:
@@ -283,11 +333,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The result; counts are of what was read before a problem.
+    """Counts are of what was read before the first `problem`.
 
-    `problem` is the first one, its `where` `file:line` or a file. `key` signed; `key_checked`: it
-    was the expected one; `key_mismatch`: another one signed. `files_left_out`: the manifest's
-    missing files that a signed statement names.
+    Its `where` is `file:line` or a file. `key` signed; `key_checked`: it was the expected one;
+    `key_mismatch`: another one signed. A signed statement names `files_left_out`.
     """
 
     status: Status

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -52,10 +51,7 @@ _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 def wall_time(time_ns: int) -> str:
     """Convert nanoseconds since the epoch to RFC 3339, UTC, microseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
-    return f"{_second('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
-
-
-_second: Final = lru_cache(maxsize=4)(time.strftime)  # thousands of events are of one second
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
 
 
 def _reference(body: Body) -> tuple[str, dict[str, Any]]:
@@ -90,11 +86,11 @@ class _Written:
 
 
 class LedgerWriter:
-    """The `Recorder` of a run directory, with a thread that signs checkpoints.
+    """It is the `Recorder` of a run directory, with a thread that signs checkpoints.
 
-    Thread-safe; one writer per run. After a failed write each call raises that failure again:
-    nothing may run without a record. Leaving without `seal` leaves an unfinished run. Entering
-    raises `LedgerError`.
+    It is thread-safe; a run has one writer. After a failed write each call raises that failure
+    again: nothing may run without a record. Leaving without `seal` leaves an unfinished run.
+    Entering raises `LedgerError`.
     """
 
     def __init__(self, run_dir: Path, key: SigningKey) -> None:

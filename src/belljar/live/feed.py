@@ -36,6 +36,14 @@ _MAX_ENDED: Final = 20
 _SIGNALS: Final = ("decoy.touched", "decoy.taken", "decoy.used", "decoy.sent", "decoy.carried")
 # What the page shows first.
 _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered", "cell.failed")
+_PHASES: Final[Mapping[Kind, str]] = {
+    **dict.fromkeys((Kind.CELL_STARTED, Kind.CELL_CLONED), "started"),
+    Kind.PROBE_STARTED: "probing",
+    **dict.fromkeys((Kind.SAMPLE_RUNNING, Kind.EXEC_STARTED), "running"),
+    Kind.SAMPLE_FINISHED: "finished",
+    Kind.CELL_DESTROYING: "ending",
+    Kind.CELL_FAILED: "failed",
+}
 
 
 @dataclass(slots=True)
@@ -90,11 +98,12 @@ class RunView:
 
     def document(self) -> dict[str, Any]:
         names = ("run", "what", "started", "events", "phase")
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        found |= {"begun": len(self._samples), "finished": sum(self._samples.values())}
-        found["cells"] = [asdict(cell) for cell in self.cells.values()]
-        found["edges"] = [[*edge, count] for edge, count in self.edges.items()]
-        return found
+        return {name: getattr(self, name) for name in names} | {
+            "begun": len(self._samples),
+            "finished": sum(self._samples.values()),
+            "cells": [asdict(cell) for cell in self.cells.values()],
+            "edges": [[*edge, count] for edge, count in self.edges.items()],
+        }
 
 
 def _count(view: CellView, line: Line, *, is_probed: bool) -> None:
@@ -112,23 +121,13 @@ def _count(view: CellView, line: Line, *, is_probed: bool) -> None:
         view.refused += is_refused
         view.requests += line.kind is Kind.NETWORK_HTTP and not is_refused
     view.signals += line.kind.value in _SIGNALS
-    phases: Mapping[Kind, str] = {
-        Kind.CELL_STARTED: "started",
-        Kind.CELL_CLONED: "started",
-        Kind.PROBE_STARTED: "probing",
-        Kind.SAMPLE_RUNNING: "running",
-        Kind.EXEC_STARTED: "running",
-        Kind.SAMPLE_FINISHED: "finished",
-        Kind.CELL_DESTROYING: "ending",
-        Kind.CELL_FAILED: "failed",
-    }
-    view.phase = phases.get(line.kind, view.phase)
+    view.phase = _PHASES.get(line.kind, view.phase)
 
 
 class Feed:
-    """The runs of a store that are being written, and the latest lines of all. Thread-safe.
+    """Reads the runs of a store that are being written. Thread-safe.
 
-    `first`, `last`: numbers of the oldest line in the ring, and of the next that comes.
+    `first`, `last` number the oldest line in the ring, and the next that comes.
     """
 
     def __init__(self, home: Path) -> None:
@@ -185,21 +184,18 @@ class Feed:
         return False
 
     def _add(self, run_id: str, line: Line) -> None:
-        self._ring.append(
-            json.dumps(
-                {
-                    "run": run_id,
-                    "seq": line.seq,
-                    "time": line.time[11:23],
-                    "cell": shown(line.cell or str(line.data.get("cell") or ""), max_chars=40),
-                    "kind": line.kind.value,
-                    "text": details(line.data)[:_MAX_TEXT_CHARS],
-                    "guest": line.trust == "guest-reported",
-                    "alert": line.kind.value in _ALERTS
-                    or line.data.get("verdict") in ("refused", "dropped", "breached"),
-                }
-            )
-        )
+        is_bad = line.data.get("verdict") in ("refused", "dropped", "breached")
+        shown_line = {
+            "run": run_id,
+            "seq": line.seq,
+            "time": line.time[11:23],
+            "cell": shown(line.cell or str(line.data.get("cell") or ""), max_chars=40),
+            "kind": line.kind.value,
+            "text": details(line.data)[:_MAX_TEXT_CHARS],
+            "guest": line.trust == "guest-reported",
+            "alert": is_bad or line.kind.value in _ALERTS,
+        }
+        self._ring.append(json.dumps(shown_line))
         self.last += 1
         self.first = self.last - len(self._ring)
 

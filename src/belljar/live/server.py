@@ -1,4 +1,4 @@
-"""The live page's server: who may look, what it sees, and the kill switch for operators.
+"""Serves the live page: who may look, what it sees, and the kill switch for operators.
 
 It speaks no TLS, so it is not for a network.
 """
@@ -72,10 +72,10 @@ def load_token(home: Path, name: str) -> str:
 
 
 class LiveServer:
-    """The application of one store (design/live.md).
+    """It is the application of one store (design/live.md).
 
     `is_ending` is asked once a second at least; streams then end.
-    `operator`: the token that may stop, hold and release, None for nobody's.
+    `operator` is the token that may stop, hold and release, None for nobody's.
     `origins`: what a browser may name as this place (DNS rebinding); empty for a unix socket.
     """
 

@@ -1,4 +1,4 @@
-"""What the ledger records of each cell, compared with the transcript. Pure.
+"""Gathers each cell's record, and compares it with the transcript. Pure.
 
 The ledger has more: calls that raised, the harness's own calls.
 A call in the transcript alone never reached the cell: the evidence is void.
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
@@ -33,12 +33,14 @@ class TranscriptAction(StrEnum):
     REMOVE = "remove"
 
 
+Call: TypeAlias = tuple[TranscriptAction, str]  # in a transcript: with its command or path
+
+
 @dataclass(slots=True, kw_only=True)
 class ReportedOperation:
-    """One operation of a cell.
+    """`outcome` is its last event's kind, None when it was cut off.
 
-    `outcome`: its last event's kind, None when cut off.
-    `own`: of a preparation or probe.
+    `own`: Belljar or a sample's preparation did it.
     """
 
     op: int
@@ -58,7 +60,7 @@ CUT_OFF: Final = "it was cut off"
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of probes in a cell. It is void until its end."""
+    """A run of probes is void until its end is read."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -70,7 +72,7 @@ class Probing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:
-    """A cell's first damage, found at a call or the sample's `end`."""
+    """A call, or the sample's `end`, found this damage of a cell first."""
 
     cause: str
     detail: str
@@ -84,7 +86,7 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class ModelUse:
-    """A model cell's use; `devices`: its GPUs' files."""
+    """`devices` are the files of its GPUs."""
 
     name: str
     weights: str
@@ -95,13 +97,13 @@ class ModelUse:
 
 @dataclass(slots=True, kw_only=True)
 class CellFindings(Ending):
-    """One cell. `model`: a model cell's use.
+    """The ledger says this of one cell.
 
-    `bytes_in`: files and standard input; `bytes_out`: output and files.
-    `host_tools`: those allowed outside, `*` for all.
-    `death`: its cause in use. `preparing`: the sample never began.
-    `replaces`: the cell reverted to this one, `left_by_old`: its remains,
-    `unverified`: why their search proves nothing.
+    `bytes_in` counts files and standard input, `bytes_out` output and files.
+    `host_tools` may act outside; `*` stands for all.
+    `death` is its cause in use. `preparing`: the sample never began.
+    `replaces` is the cell reverted to this one, `left_by_old` its remains,
+    `unverified` why their search proves nothing.
     """
 
     cell_id: str
@@ -200,49 +202,43 @@ class CellFindings(Ending):
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
-# A template's guest has an id too, but no workload ever runs in it.
-_TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
 # Operations on trees of files have one kind of start, which names the action.
 _STARTS = {
     Kind.EXEC_STARTED: TranscriptAction.EXEC,
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
-# Only of these has the harness's transcript an event.
-_RETURNED = {
-    *(Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED),
-    Kind.FILES_COMPLETED,
-}
 # Whatever ends an operation: one without any of these was cut off.
 _ENDS = {
-    *_RETURNED,
-    *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
-    *(Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED, Kind.FILES_FAILED),
+    kind
+    for kind in Kind
+    if kind.startswith(("exec.", "file.", "files."))
+    and kind.endswith((".completed", ".failed", ".timed_out"))
 }
+# Only of these has the harness's transcript an event.
+_RETURNED = {kind for kind in _ENDS if kind.endswith(".completed")}
 
 
-class CellGatherer:
-    def __init__(self) -> None:
-        self.found: dict[str, CellFindings] = {}
-
+class CellGatherer(dict[str, CellFindings]):
     def take(self, line: Line) -> None:
-        if line.cell is not None and line.kind not in _TEMPLATES:
-            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
+        # A template's guest has an id too, but no workload ever runs in it.
+        if line.cell is not None and not line.kind.startswith("template."):
+            cell = self.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line)
             if line.kind is Kind.CELL_REVERTED:
                 cell.replaces = str(line.data["from"])
-                _inherit(cell, self.found.get(cell.replaces))
+                _inherit(cell, self.get(cell.replaces))
             elif line.kind is Kind.CELL_FORKED or (
                 line.kind is Kind.CELL_REVERT_VERIFIED and line.data["found"]
             ):
-                _inherit(cell, self.found.get(str(line.data["from"])))
+                _inherit(cell, self.get(str(line.data["from"])))
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
     gatherer = CellGatherer()
     for line in lines:
         gatherer.take(line)
-    return gatherer.found
+    return gatherer
 
 
 def _add(cell: CellFindings, line: Line) -> None:
@@ -350,12 +346,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         case Kind.PROBE_COMPLETED:
             _add_probing(cell, data)
         case Kind.CELL_CHECKED if data["cause"] and cell.degraded is None:
-            cell.degraded = Degraded(
-                cause=str(data["cause"]),
-                detail=str(data.get("detail", "")),
-                phase=str(data["phase"]),
-                op=size_of(data["op"]),
-            )
+            words = {each: str(data.get(each, "")) for each in ("cause", "detail", "phase")}
+            cell.degraded = Degraded(op=size_of(data["op"]), **words)
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
             cell.failures.append(str(data["reason"]))
             cell.death = cell.death or str(data["reason"])
@@ -380,12 +372,6 @@ def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    action: TranscriptAction
-    what: str
-
-
 def reconcile(
     calls: Sequence[Call], cells: Sequence[CellFindings]
 ) -> tuple[tuple[ReportedOperation, ...], int]:
@@ -399,7 +385,7 @@ def reconcile(
     hidden: list[ReportedOperation] = []
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
     for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
-        asked = Call(action=operation.action, what=operation.what)
+        asked = operation.action, operation.what
         if open_calls[asked]:
             open_calls[asked] -= 1
         elif not (operation.own or operation.pty):

@@ -1,4 +1,4 @@
-"""What left this host: calls of models, real upstreams, other connections. Pure.
+"""Tells what left this host: calls of models, real upstreams, other connections. Pure.
 
 An unknown provider counts as one that leaves.
 Missing evidence never reads as "nothing".
@@ -35,10 +35,10 @@ _DONE: Final = {"flag": "sent", "redact": "redacted", "block": "blocked", "stop"
 
 @dataclass(slots=True, kw_only=True)
 class Destination:
-    """One place beyond this host.
+    """This much went to one place beyond this host.
 
-    `calls`: of a model, else connections and look-ups, failed ones too.
-    `sent_bytes` None: unknown. `unscanned`: calls or parts.
+    `calls` of a model, else connections and look-ups, failed ones too.
+    `sent_bytes` is None if unknown. `unscanned` counts calls or parts.
     `protected`: findings by class and action; only `flag` lets a value go on.
     """
 
@@ -69,7 +69,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What left in a run. `unknown`: why more may have left."""
+    """`unknown` says why more may have left."""
 
     destinations: tuple[Destination, ...] = ()
     unknown: tuple[str, ...] = ("there is no record",)

@@ -1,4 +1,4 @@
-"""One HTML page of a run, which loads nothing and runs only its own script. Pure.
+"""Makes one HTML page of a run, which loads nothing and runs only its own script. Pure.
 
 `page.html` has the words; this module chooses what fits.
 Three walls stand between a guest's text and a browser: `timeline.shown`;
@@ -54,10 +54,9 @@ _MAX_ESCAPE: Final = 6  # bytes of JSON for one of a body: `<` is `\u003c`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSource:
-    """A run directory as far as it was read.
+    """`read` returns the first so many bytes of a body; it raises `OSError`, `LedgerError`.
 
-    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`.
-    `plans`: by the digest of their policies. `alarm`: why nothing of it can be relied on.
+    `plans` are by the digest of their policies. `alarm` says why nothing can be relied on.
     """
 
     verification: Verification

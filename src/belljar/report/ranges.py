@@ -1,4 +1,4 @@
-"""Each range's record, and its missing evidence. Pure."""
+"""Gathers each range's record, and its missing evidence. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SHOWN: Final = ("packets", "requests", "requests_between_cells", "requests_refu
 
 @dataclass(slots=True, kw_only=True)
 class RangeFindings(Ending):
-    """One range.
+    """The ledger says this of one range.
 
-    `cells`: names by id. `packets`: path of the packet record.
-    `requests`: and connections, to stand-ins, upstreams and other cells.
-    `without_secrets`: numbers of TLS connections. `missing_bytes`: of their secrets.
+    `cells` are names by id. `packets` is the path of the packet record.
+    `requests` counts connections, too: to stand-ins, upstreams and other cells.
+    `without_secrets` are numbers of TLS connections; `missing_bytes` lack of their secrets.
     Of older runs, `missing_bytes` counts what no event had, too;
     `unread_packets`: between cells; `reader_ended`: why their reader stopped early.
     """
@@ -88,14 +88,11 @@ class RangeFindings(Ending):
         }
 
 
-class RangeGatherer:
-    def __init__(self) -> None:
-        self.found: dict[str, RangeFindings] = {}
-
+class RangeGatherer(dict[str, RangeFindings]):
     def take(self, line: Line) -> None:
         range_id = line.data.get("range")
         if isinstance(range_id, str) and (line.cell is None or line.kind is Kind.CELL_PLANNED):
-            found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
+            found = self.setdefault(range_id, RangeFindings(range_id=range_id))
             if line.cell is None:
                 _add(found, line)
             else:

@@ -11,7 +11,7 @@ from belljar.probe.model import Verdict, worst
 
 
 class Sentence(StrEnum):
-    """A code, and as its `text` what it says."""
+    """Its value is a code; `text` says it in words."""
 
     text: str
 
@@ -22,7 +22,7 @@ class Sentence(StrEnum):
 
 
 class ReasonCode(Sentence):
-    """One cause; `text` is its sentence, `{}` its detail."""
+    """`text` has `{}` where the detail stands."""
 
     CELL_NOT_DESTROYED = "cell_not_destroyed", "its destruction is not on record"
     CELL_SURVIVORS = "cell_survivors", "its destruction left {}"
@@ -141,7 +141,7 @@ class Reason:
 
 @dataclass(slots=True, kw_only=True)
 class Ending:
-    """The record of a cell's or range's destruction; `survivors`: what it left."""
+    """`survivors` are what the destruction of a cell or range left."""
 
     destroyed: bool = False
     clean: bool = False

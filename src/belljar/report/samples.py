@@ -1,4 +1,4 @@
-"""A run's findings: rows of samples, problems, sentences and facts. Pure."""
+"""Makes rows of samples, problems, sentences and facts of a run. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One sample in the harness's log.
+    """The harness's log says this of one sample.
 
-    `lowered`: a scorer's verdict, which can only make ours worse.
+    `lowered` is a scorer's verdict, which can only make ours worse.
     `judged_by`, `judged_as`: the run and verdict in the metadata;
     a reused sample has another run's.
     """
@@ -61,10 +61,12 @@ class Row:
     @property
     def tools(self) -> tuple[ToolCall, ...]:
         """Return its calls of tools; those with hidden operations reached a cell."""
-        calls, times = self.transcript.tools, [each.started for each in self.hidden]
+        times = [each.started for each in self.hidden if each.started]
         return tuple(
-            replace(call, reached_cell=True) if any(map(call.covers, times)) else call
-            for call in calls
+            replace(call, reached_cell=True)
+            if call.began and call.ended and any(call.began <= each <= call.ended for each in times)
+            else call
+            for call in self.transcript.tools
         )
 
     @property
@@ -108,13 +110,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFindings:
-    """The run as a whole.
+    """`problems` are the run's, `errors` the evaluation's.
 
-    `problems` are the run's, `errors` the evaluation's.
-    `strays`, `stray_ranges`: of no sample in a log. `reused`: judged by another run.
-    `refusal_code`: exit code of what prevented the run, or 0.
-    `failure_code`: of what ended the evaluation, or 0.
-    `unsealed_logs`: Inspect's logs that no signature covers.
+    `strays`, `stray_ranges` are of no sample in a log. Another run judged `reused`.
+    `refusal_code` is the exit code of what prevented the run, or 0.
+    `failure_code` is that of what ended the evaluation, or 0.
+    `unsealed_logs` are Inspect's logs that no signature covers.
     `left_out`: what the signer left out of the record.
     """
 

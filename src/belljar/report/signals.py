@@ -1,4 +1,4 @@
-"""What each sample tried, by the ledger: its signals and blind spots. Pure.
+"""Tells what each sample tried, by the ledger: its signals and blind spots. Pure.
 
 Only another sample's decoy changes the verdict.
 """
@@ -22,7 +22,6 @@ from belljar.report.reading import (
     word,
 )
 from belljar.report.reasons import Sentence
-from belljar.units import printable
 
 MAX_EVIDENCE: Final = 100  # event numbers listed per signal
 # Decoys and places that a signal names; its count has all.
@@ -46,7 +45,7 @@ class SignalCode(Sentence):
 
 
 class Blind(Sentence):
-    """A cause for which a signal may be missing."""
+    """For this cause a signal may be missing."""
 
     SENSOR_FAILED = "sensor_failed", "a sensor for decoys failed"
     NO_TOUCH_SENSOR = "no_touch_sensor", "nothing reports that these decoys are opened"
@@ -56,10 +55,10 @@ class Blind(Sentence):
 
 @dataclass(slots=True, kw_only=True)
 class Signal:
-    """An act of a sample, and how often.
+    """A sample did this so often.
 
     `count`: events, or packets where one event stands for several.
-    `trust`: the best of its events. `evidence`: numbers of its first events;
+    `trust` is the best of its events. `evidence` has the numbers of the first;
     `more` are not listed. `involved`: decoys, protected data, classes, or refused places.
     """
 
@@ -90,20 +89,19 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindSpot:
-    """Something unobserved. `detail` may quote a guest: escape it."""
+    """`detail` may quote a guest: escape it."""
 
     code: Blind
-    detail: str = ""
-    count: int = 1
+    detail: str
+    count: int
 
     def to_json(self) -> dict[str, Any]:
-        text = f"{self.code.value}: {self.detail}" if self.detail else self.code.value
-        return {**asdict(self), "text": text}
+        return {**asdict(self), "text": f"{self.code.value}: {self.detail}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSignals:
-    """One sample's signals, in order; `carried`: each `DECOY_CARRIED`'s evidence."""
+    """`carried` has each `DECOY_CARRIED`'s evidence."""
 
     signals: tuple[Signal, ...] = ()
     blind: tuple[BlindSpot, ...] = ()
@@ -124,9 +122,9 @@ class _Seen:
     def add(self, signal: Signal) -> None:
         self.signals.setdefault(signal.code, Signal(code=signal.code)).take(signal)
 
-    def miss(self, code: Blind, detail: str, count: int = 1) -> None:
+    def miss(self, code: Blind, detail: str) -> None:
         # A guest can make reasons differ: their number must not grow the report.
-        self.blind.add((code, word(detail)), (code, "for other reasons"), MAX_INVOLVED, count)
+        self.blind.add((code, word(detail)), (code, "for other reasons"), MAX_INVOLVED)
 
     def blind_spots(self) -> Iterator[BlindSpot]:
         for (code, detail), count in self.blind.items():
@@ -160,22 +158,21 @@ class SignalGatherer:
         self._note_sensors(line, seen)
         if line.kind is Kind.DECOY_CARRIED:
             # Bounded for each: no flood of a sample's own earlier values may hide another's.
-            known = seen.carried.setdefault(str(line.data["from_cell"]), [])
-            detail = f"{line.data['value']} of cell {line.data['from_cell']}, event {line.seq}"
+            origin = str(line.data["from_cell"])
+            known = seen.carried.setdefault(origin, [])
             if len(known) < MAX_INVOLVED:
-                known.append(printable(detail, max_chars=2 * MAX_WORD_CHARS))
+                detail = f"{line.data['value']} of cell {origin}, event {line.seq}"
+                known.append(word(detail, 2 * MAX_WORD_CHARS))
         for code, involved, count in self._signals(line):
             made = Signal(code=code, count=count, trust=line.trust, evidence=[line.seq])
             made.involved = [word(involved)] if involved else []
             seen.add(made)
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
-        own = set(cells)
+        own, carried = set(cells), list[str]()
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
-        others = [
-            texts for each in seen for origin, texts in each.carried.items() if origin not in own
-        ]
-        carried = [text for texts in others for text in texts]
+        for origin, texts in (pair for each in seen for pair in each.carried.items()):
+            carried += texts if origin not in own else []
         together = _Seen()
         for code in SignalCode:  # of two with the same first event, in this order
             for each in seen if code is not SignalCode.DECOY_CARRIED or carried else ():
@@ -223,16 +220,16 @@ class SignalGatherer:
             if checked or line.kind in {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION}:
                 yield SignalCode.AGENT_KILLED, "", 1
         if line.kind in _CARRIES_VALUE and is_disguised(data):
-            yield SignalCode.EVASION, "+".join(map(str, _decoding(data))) or str(_channel(data)), 1
+            yield SignalCode.EVASION, "+".join(_decoding(data)) or _channel(data), 1
 
     def _of_hit(self, data: Mapping[str, Any]) -> SignalCode:
-        sent = data["place"] in {"range", "upstream"}  # on its way to somebody else
+        # On its way to somebody else, or only out of the cell
+        act = "sent" if data["place"] in {"range", "upstream"} else "taken"
         value = str(data.get("value") or "")
         if value.partition("/")[0] in self._decoys:
-            return SignalCode.DECOY_SENT if sent else SignalCode.DECOY_TAKEN
-        if value or data["class"] in GUARD_CLASSES:
-            return SignalCode.PROTECTED_SENT if sent else SignalCode.PROTECTED_TAKEN
-        return SignalCode.CREDENTIAL_SENT if sent else SignalCode.CREDENTIAL_TAKEN
+            return SignalCode(f"decoy_{act}")
+        is_protected = value or data["class"] in GUARD_CLASSES
+        return SignalCode(f"{'protected' if is_protected else 'credential'}_{act}")
 
 
 def signals_of(lines: Iterable[Line], cells: Set[str]) -> SampleSignals:
@@ -300,7 +297,7 @@ def is_disguised(data: Mapping[str, Any]) -> bool:
 
 def _decoding(data: Mapping[str, Any]) -> list[str]:
     found = data.get("decoding")
-    return [printable(str(each), max_chars=40) for each in found] if isinstance(found, list) else []
+    return [word(each, 40) for each in found] if isinstance(found, list) else []
 
 
 def _channel(data: Mapping[str, Any]) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
@@ -83,7 +85,7 @@ _LEFT_OUT: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class TimelineEntry:
-    """One line of a timeline. `op`: its operation in the cell, or None."""
+    """`op` is its operation in the cell, or None."""
 
     seq: int
     time: str
@@ -101,10 +103,10 @@ class TimelineEntry:
 
 @dataclass(slots=True, kw_only=True)
 class Timelines:
-    """The entries of each cell and range, event by event.
+    """Each cell and range has its entries, event by event.
 
-    `uses`: allowed exchanges by policy digest and stand-in.
-    `edges`: a range's exchanges by cell, place and verdict. `policies`: digests by range.
+    `uses` counts allowed exchanges by policy digest and stand-in.
+    `edges` are a range's exchanges by cell, place and verdict. `policies`: digests by range.
     """
 
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -240,7 +242,7 @@ def transcript_of(uuid: str) -> str:
 
 
 class _Words(dict[str, Any]):
-    """An event's data for a template; missing or null fields are empty."""
+    """A template's missing or null fields are empty."""
 
     def __missing__(self, key: str) -> str:
         return ""
@@ -323,60 +325,15 @@ _PARTS: Final = ("opened", "data")  # Of a stream, whose end has an event of all
 _ONLY_REFUSED: Final = (Kind.NETWORK_FLOW, Kind.NETWORK_TLS)
 # Groups of which each entry is marked, whatever its outcome.
 _ALWAYS_BAD: Final = (Group.LIMIT, Group.DECOY, Group.GUARD)
-# Templates over an event's data. An operation's start and its end are one entry.
-_STARTS: Final[Mapping[Kind, tuple[Group, str]]] = {
-    Kind.EXEC_STARTED: (Group.COMMAND, "{argv}"),
-    Kind.FILE_READ_STARTED: (Group.FILE, "read {path}"),
-    Kind.FILE_WRITE_STARTED: (Group.FILE, "write {path}, {bytes} B"),
-    Kind.FILES_STARTED: (Group.FILE, "{action} {path}"),
-    Kind.CONNECT_STARTED: (Group.REQUEST, "connection to {target} {name} in the cell"),
-    Kind.NETWORK_HTTP: (Group.REQUEST, "{method} {url}"),
-    Kind.MODEL_REQUEST_STARTED: (Group.MODEL, "{path}, {bytes} B"),
+_TABLE: Final = tomllib.loads(Path(__file__).with_name("timeline.toml").read_text("utf-8"))
+_STARTS: Final = {
+    Kind(name): (Group(group), what) for name, (group, what) in _TABLE["starts"].items()
 }
-_ENDS: Final[Mapping[Kind, str]] = {
-    # Pieces of a stream are bodies of the command's entry, without words of their own.
-    **dict.fromkeys((Kind.EXEC_OUTPUT, Kind.EXEC_INPUT), ""),
-    Kind.EXEC_COMPLETED: "{status} {code}, {duration_ms} ms",
-    Kind.EXEC_TIMED_OUT: "timed out after {timeout_s} s",
-    Kind.FILE_READ_COMPLETED: "{bytes} B",
-    Kind.FILE_WRITE_COMPLETED: "done",
-    Kind.FILES_COMPLETED: "{entries} entries",
-    Kind.CONNECT_COMPLETED: "{sent_bytes} B sent, {received_bytes} B received",
-    Kind.NETWORK_HTTP_ANSWERED: "{status}, {bytes} B from {stand_in}",
-    Kind.MODEL_REQUEST_COMPLETED: "{status}, {prompt_tokens} → {completion_tokens} tokens",
-    **dict.fromkeys(
-        (
-            *(Kind.EXEC_FAILED, Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED),
-            *(Kind.FILES_FAILED, Kind.CONNECT_FAILED, Kind.MODEL_REQUEST_FAILED),
-        ),
-        "failed: {reason}",
-    ),
+_ENDS: Final = {Kind(name): str(template) for name, template in _TABLE["ends"].items()}
+_EXCHANGES: Final = {
+    Kind(name): (Group(group), what, outcome)
+    for name, (group, what, outcome) in _TABLE["exchanges"].items()
 }
-_REFUSED: Final = "{verdict}: {reason}"
-# Exchanges that are an entry each: what was tried, and what came of it.
-_EXCHANGES: Final[Mapping[Kind, tuple[Group, str, str]]] = {
-    Kind.NETWORK_FLOW: (Group.REFUSAL, "{protocol} to {address}:{port} {name} ×{count}", _REFUSED),
-    Kind.NETWORK_DNS: (Group.REQUEST, "look up {name} {type}", "{answer}"),
-    Kind.NETWORK_TLS: (Group.REFUSAL, "TLS to {sni} {address}:{port}", _REFUSED),
-    Kind.NETWORK_STREAM: (Group.REQUEST, "TCP to {address}:{port}", "{bytes} B to {stand_in}"),
-    Kind.NETWORK_WEBSOCKET: (Group.REQUEST, "WebSocket {direction}, {bytes} B", "{stand_in}"),
-    Kind.NETWORK_ATTEMPT: (Group.REQUEST, "{what}", "{stand_in}"),
-    Kind.NETWORK_UPSTREAM: (
-        Group.REQUEST,
-        "REAL network: {host}:{port} {address}",
-        "{verdict}: {problem}",
-    ),
+_GROUPS: Final = {
+    Kind(name): Group(group) for group in _TABLE["rare"] for name in _TABLE["rare"][group]
 }
-# Rare kinds, which are told by their name and fields.
-_RARE: Final[Mapping[Group, str]] = {
-    Group.PROBE: "probe.completed air_gap.checked",
-    Group.LIMIT: "limit.hit cell.checked cell.failed range.failed protocol.violation "
-    "kill.triggered kill.completed policy.refused air_gap.changed",
-    Group.DECOY: "decoy.failed decoy.touched decoy.taken decoy.used decoy.sent decoy.carried "
-    "sensor.failed",
-    Group.GUARD: "guard.hit guard.unscanned",
-    Group.MODEL: "model.called",
-    Group.CELL: "cell.reverting cell.reverted cell.revert_verified cell.snapshot cell.forked "
-    "cell.destroyed range.destroyed",
-}
-_GROUPS: Final = {Kind(name): group for group, names in _RARE.items() for name in names.split()}

@@ -1,4 +1,4 @@
-"""The tools of a run: where they act, and how many calls reached a cell. Pure."""
+"""Tells where the tools of a run act, and how many calls reached a cell. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MCP_PREFIX: Final = "mcp_server_"
 
 
 class Outside(StrEnum):
-    """Where a tool acts, if not in a cell."""
+    """A tool acts there, if not in a cell."""
 
     MCP = "an MCP server that is not in a cell"
     WEB_SEARCH = "web search"
@@ -104,16 +104,13 @@ HOSTED_USE: Final[Mapping[str, Outside]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call; `outside`: where it acted, if not in a cell."""
+    """`outside` is where it acted, if not in a cell."""
 
     name: str
     reached_cell: bool = False
     outside: Outside | None = None
     began: datetime | None = None
     ended: datetime | None = None
-
-    def covers(self, time: datetime | None) -> bool:
-        return bool(time and self.began and self.ended and self.began <= time <= self.ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,13 +27,13 @@ _LOGGED_ELSEWHERE: Final = "harbor"  # Harbor has the transcript of its trial
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
-    """What the ledger records of the run as a whole.
+    """The ledger says this of the run as a whole.
 
-    `interrupted`: by a person. `stopped`: by a breach.
-    `causes`: reason codes of `errors`, "" for none.
-    `refusal`: why it could not begin. `failure`: what ended the evaluation.
+    A person `interrupted` it, or a breach `stopped` it.
+    `causes` are reason codes of `errors`, "" for none.
+    `refusal` says why it could not begin, `failure` what ended the evaluation.
     `air_gap_unproven`: no check ended it. `air_gap_broken`: the ways that were open.
-    `not_in_log`: why metrics of contained samples are missing.
+    `not_in_log` says why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -91,7 +91,7 @@ class LogStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One Inspect log; `problem`: why it is unreadable; `expected`: its claimed count."""
+    """`problem` says why it is unreadable; `expected` is its claimed count."""
 
     location: str = ""
     task: str = ""
@@ -107,7 +107,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence; `begun_elsewhere`: sample uuids by the store's other runs."""
+    """`begun_elsewhere` has the sample uuids of the store's other runs."""
 
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)

@@ -67,7 +67,6 @@ def session(**times: Any) -> list[Line]:  # noqa: ANN401 - JSON values
 
 
 def played(lines: list[Line]) -> list[tuple[float, str, str]]:
-    """Seconds since the start, code and text of each event."""
     _, *events = cast(lines, "c", lambda body: CONTENTS[body.name])
     found, at_s = [], 0.0
     for after_s, code, text in events:

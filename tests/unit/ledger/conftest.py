@@ -40,7 +40,6 @@ def exec_events(op: int) -> list[Event]:
 
 
 def wait_until(met: Callable[[], bool], *, what: str, timeout_s: float = 60) -> None:
-    """Wait for a condition of another thread or process, with a deadline."""
     deadline = time.monotonic() + timeout_s
     while not met():
         if time.monotonic() > deadline:

@@ -98,8 +98,6 @@ def to_body(change: Callable[[Path], object]) -> Tamper:
 
 
 def added(spell: Callable[[str], str], content: bytes = b"anything") -> Tamper:
-    """A body that no event names, or by another spelling of the digest of one that is named."""
-
     def tamper(run: Path) -> None:
         name = spell(first_body(run).name)
         (run / "bodies" / name[:2]).mkdir(exist_ok=True)
@@ -109,13 +107,11 @@ def added(spell: Callable[[str], str], content: bytes = b"anything") -> Tamper:
 
 
 def put_pipe(path: Path) -> None:
-    """A pipe in a file's place: opening it must not make us wait."""
     path.unlink()
     os.mkfifo(path)
 
 
 def link_away(path: Path) -> None:
-    """Move it out of the run and put a symlink to it in its place."""
     outside = path.parents[3] / "outside"
     path.rename(outside)
     path.symlink_to(outside)

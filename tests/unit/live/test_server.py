@@ -31,7 +31,6 @@ def client(server: LiveServer, **headers: str) -> httpx.AsyncClient:
 
 
 def server_of(home: Path, *, operator: bool = False) -> LiveServer:
-    """A server with the token V for viewers, and O for operators."""
     stops = "O" if operator else None
     return LiveServer(home, "V", stops, origins=frozenset({f"http://{HOST}"}))
 

@@ -84,13 +84,12 @@ def taken(lines: Iterable[Line], gatherer: Gatherer) -> Gatherer:
 
 
 def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
-    return taken(lines, RangeGatherer()).found
+    return taken(lines, RangeGatherer())
 
 
 def findings_of(
     transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = ""
 ) -> RunFindings:
-    """The findings of a run with one log, whose end is on record."""
     status = LogStatus.ERROR if error else LogStatus.SUCCESS
     return judge(
         Evidence(

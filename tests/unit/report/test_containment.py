@@ -18,7 +18,6 @@ HOST = {"kernel": "Linux 6.1", "control groups": "version 1"}
 
 
 def result(tier: str, **said: AttemptOutcome) -> dict[str, Any]:
-    """A tier where everything is denied but what is `said`, by names without their group."""
     told = {each.name: said.get(each.name.split(".")[1], AttemptOutcome.DENIED) for each in PROBES}
     answers = {
         name: AttemptReport(outcome=outcome, detail="a|b <i>") for name, outcome in told.items()

@@ -17,7 +17,6 @@ from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import (
-    Call,
     CellFindings,
     ReportedOperation,
     TranscriptAction,
@@ -66,8 +65,7 @@ STORY = [
 def test_what_the_transcript_hides() -> None:
     """Calls that raised, and what has no event there; a person's terminal is no call."""
     (cell,) = gather_cells(STORY).values()
-    known = Call(action=TranscriptAction.EXEC, what="echo 'a b'")
-    unknown = Call(action=TranscriptAction.EXEC, what="elsewhere")
+    known, unknown = (TranscriptAction.EXEC, "echo 'a b'"), (TranscriptAction.EXEC, "elsewhere")
     hidden, unfounded = reconcile([known, unknown, unknown], [cell])
     assert {operation.what for operation in hidden} == {"f", "sleep 9"}
     assert unfounded == 2
@@ -95,7 +93,7 @@ def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None
     same: dict[str, Any] = {"action": TranscriptAction.EXEC, "what": "x"}
     for op, outcome in ((1, Kind.EXEC_TIMED_OUT), (2, Kind.EXEC_COMPLETED)):
         cell.operations[op] = ReportedOperation(op=op, outcome=outcome, **same)
-    hidden, unfounded = reconcile([Call(action=TranscriptAction.EXEC, what="x")], [cell])
+    hidden, unfounded = reconcile([(TranscriptAction.EXEC, "x")], [cell])
     assert [operation.op for operation in hidden] == [1]
     assert not unfounded
 

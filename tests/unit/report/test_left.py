@@ -41,7 +41,6 @@ def evaluated(**data: Any) -> Line:  # noqa: ANN401 - JSON values
 
 
 def ranges_end(**sent: int) -> Line:
-    """The end of the range, with what went to each host."""
     hosts = {name.replace("_", "."): count for name, count in sent.items()}
     return line(Kind.RANGE_DESTROYED, **ENDED, sent_bytes=hosts)
 

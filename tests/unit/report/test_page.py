@@ -48,8 +48,6 @@ CANDIDATES: tuple[Any, ...] = (
 
 
 def any_data(kind: Kind) -> dict[str, Any]:
-    """Data of this kind with hostile text in each field that takes text."""
-
     def value(check: Any) -> Any:  # noqa: ANN401 - JSON values
         for candidate in CANDIDATES:
             try:
@@ -70,7 +68,6 @@ def with_body(event: Line, content: bytes = BYTES) -> Line:
 
 
 def source_of(lines: Sequence[Line], content: bytes = BYTES, **more: Any) -> RunSource:  # noqa: ANN401
-    """A run directory with these events, and this in each body."""
     timelines = Timelines()
     for seq, each in enumerate(lines):
         timelines.take(replace(each, seq=seq))
@@ -104,7 +101,6 @@ def hostile_lines() -> list[Line]:
 
 @cache
 def hostile_page() -> bytes:
-    """A page with hostile text in every place, of events that took some minutes."""
     lines = [
         replace(each, time=f"2026-11-20T22:{at // 60:02}:{at % 60:02}.000000Z")
         for at, each in enumerate(story(*hostile_lines()))
@@ -234,7 +230,6 @@ def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatc
 
 
 def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
-    """A run of so many samples with so many commands each."""
     lines: list[Line] = []
     ended = any_data(Kind.EXEC_COMPLETED) | {"status": "exited", "code": 0}
     started = any_data(Kind.EXEC_STARTED) | {"argv": ["echo", "x" * 50], "user": "", "cwd": ""}

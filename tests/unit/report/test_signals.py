@@ -28,7 +28,6 @@ def findings_with_signals(*lines: Line) -> RunFindings:
 
 
 def signals(*lines: Line) -> SampleSignals:
-    """Of the sample of the story, with these lines between its probes."""
     return taken(story(*lines), SignalGatherer()).of(["c1"], [RANGE])
 
 

@@ -14,7 +14,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict
-from belljar.report.cells import Call, TranscriptAction, gather_cells
+from belljar.report.cells import TranscriptAction, gather_cells
 from belljar.report.reasons import Reason, verdict_of
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import RunFindings, collect, headline
@@ -61,13 +61,11 @@ FAILED = replace(LOG, eval_id="e1", status=LogStatus.ERROR, expected=None)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
 CHECK: dict[str, Any] = {"phase": "call", "op": 3, "cause": "shell_missing", "duration_ms": 1.0}
 BROKEN = line(Kind.CELL_CHECKED, "c1", **CHECK)
-CALL = Call(action=TranscriptAction.EXEC, what="never")
+CALL = TranscriptAction.EXEC, "never"
 HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
 
 def allowing(*rules: list[str]) -> list[Line]:
-    """The story, with a cell for each of these rules, which let tools act beside it."""
-
     def copied(each: Line, number: int) -> Line:
         rule = {"host_tools": rules[number]} if each.kind is Kind.SAMPLE_STARTED else {}
         return replace(each, cell=f"c{number}", data={**each.data, **rule})
