@@ -1,7 +1,4 @@
-"""Gathering the facts.
-
-Reads; what it remembers (tool versions, the proofs) it keeps in the store's `facts/`.
-"""
+"""Gathers the facts; tool versions and proofs are remembered in the store's `facts/`."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """This machine's current abilities. `doubt`: ignore remembered failures."""
+    """`doubt`: remembered failures are ignored."""
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
     tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
@@ -98,7 +95,7 @@ def gather_facts(
 
 
 def parse_routes(text: str) -> tuple[str, ...]:
-    """Networks of /proc/net/route (proc(5)), sorted, unique; no default or unread lines."""
+    """Return networks of /proc/net/route, sorted, without defaults."""
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")
@@ -134,7 +131,6 @@ def _number(file: Path, default: int) -> int:
 
 
 def userns_fact(proc: Path, *, is_root: bool) -> UsernsFact:
-    """Whether user namespaces work, else what forbids them."""
     if _number(proc / "sys/user/max_user_namespaces", -1) == 0:
         reason = "user.max_user_namespaces is 0"
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
@@ -149,10 +145,7 @@ def userns_fact(proc: Path, *, is_root: bool) -> UsernsFact:
 
 
 def try_namespaces() -> str:
-    """Why the launcher can't make a jail's namespaces, "" when it can.
-
-    Seccomp and security modules have the last word, and may have one for each program.
-    """
+    """Return "" if they can be made: security modules may forbid one program."""
     try:
         done = subprocess.run(
             [str(program_path("jail")), "--try-namespaces"],

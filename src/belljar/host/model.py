@@ -11,10 +11,9 @@ from belljar.dataclass import dataclass, json_of
 
 
 class TrialState(StrEnum):
-    """What is known of KVM (`ABSENT`: it isn't offered), or of an OCI runtime.
+    """States of KVM (`ABSENT`: it isn't offered) or of an OCI runtime.
 
-    `PROVEN`: a guest booted, or a container ran; `REFUTED`: none did. `UNUSABLE`: a runtime that is
-    missing, too old, or known not to work.
+    `UNUSABLE`: a runtime that is missing or too old.
     """
 
     PROVEN = "proven"
@@ -25,7 +24,7 @@ class TrialState(StrEnum):
 
 
 class CgroupVersion(StrEnum):
-    """How control groups are mounted; V1: also where version 2 is, without controllers."""
+    """V1 is also where version 2 is without controllers."""
 
     V1 = "v1"
     V2 = "v2"
@@ -34,28 +33,22 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """States that something works here, or why that isn't proven."""
-
     state: TrialState
     reason: str = ""
     hint: str = ""
 
     @classmethod
     def of(cls, problem: str, hint: str = "") -> Trial:
-        """One trial's outcome: it works without a problem."""
         state = TrialState.REFUTED if problem else TrialState.PROVEN
         return cls(state=state, reason=problem, hint=hint)
 
     @property
     def works(self) -> bool:
-        """Proven."""
         return self.state is TrialState.PROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """User namespaces of this user."""
-
     available: bool
     reason: str = ""
     hint: str = ""
@@ -63,7 +56,7 @@ class UsernsFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupFact:
-    """Where this user can group cells, by controller."""
+    """`parents` are by controller."""
 
     version: CgroupVersion
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +64,6 @@ class CgroupFact:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """The usable ones, sorted."""
         return tuple(sorted(self.parents))
 
 
@@ -95,7 +87,7 @@ class ToolFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """A tier's OCI runtime; `kind`: whose command line it has."""
+    """`kind` is whose command line it has."""
 
     tier: str
     name: str
@@ -110,7 +102,7 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsFact(UsernsFact):
-    """Whether containers get 65,536 ids of their own."""
+    """Containers need 65,536 ids of their own."""
 
     uid_start: int = 0
     gid_start: int = 0
@@ -139,7 +131,7 @@ _NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """This machine's abilities. `memory_total_mib`: or this process's group limit."""
+    """`memory_total_mib` is at most this process's group limit."""
 
     arch: str
     distro_id: str
@@ -168,13 +160,10 @@ class HostFacts:
     """IPv4 networks of the main table, without defaults."""
 
     def runtime(self, tier: str) -> RuntimeFact | None:
-        """The OCI runtime of the tier."""
         return next((runtime for runtime in self.runtimes if runtime.tier == tier), None)
 
     def tool(self, name: str) -> ToolFact | None:
-        """The fact about the named tool."""
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return dict(json_of(self))

@@ -55,7 +55,7 @@ def kvm_fact(
     doubt: bool = False,
     device: Path = Path("/dev/kvm"),
 ) -> Trial:
-    """KVM's state; calls `prove` if unknown, or failed with `doubt`."""
+    """Call `prove` if it is unknown, or failed with `doubt`."""
     if not os.access(device, os.R_OK | os.W_OK):
         reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
         if device.exists():
@@ -72,10 +72,9 @@ def kvm_fact(
 def runtime_facts(
     cache_file: Path, *, kernel_release: str, prove: ProveRuntime | None = None, doubt: bool = False
 ) -> tuple[RuntimeFact, ...]:
-    """The container tier's runtime, then gVisor's.
+    """Try each when no result is remembered and `prove` is given.
 
-    Each is tried when no result is remembered and `prove` is given. `doubt`: one that failed is
-    tried again, however recently that was.
+    `doubt`: one that failed is tried again, however recently that was.
     """
     found = []
     for tier, (name, needed_min) in RUNTIMES.items():
@@ -101,7 +100,7 @@ def runtime_facts(
 
 
 def parse_version(kind: str, text: str) -> str:
-    """A runtime's printed version (runsc: a date), else ""."""
+    """Return "" for none (runsc's is a date)."""
     day = _DAY.search(text.replace("~", " ").replace("-", " "))
     match = day if kind == "runsc" else _DOTTED.search(text)
     return "" if match is None else match[1]
@@ -139,7 +138,6 @@ def _tried(
     doubt: bool,
     refuted_for_s: float,
 ) -> Trial:
-    """Return the remembered or new proof."""
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     entry: Any = read_json(cache_file).get(name)
     with suppress(TypeError, KeyError, ValueError):  # an entry that is damaged, or missing

@@ -27,15 +27,13 @@ MAX_BYTES: Final = 64 << 10  # each start reads them
 
 
 class Upstreams(Enum):
-    """Whether runs may reach real upstreams."""
-
     FORBID = "forbid"
     ALLOW = "allow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings files together. `…_from`: which file decided."""
+    """`…_from` is the file that decided."""
 
     least_risk: Risk = Risk.LOW
     upstreams: Upstreams | None = None
@@ -47,7 +45,7 @@ _KINDS: Final[dict[str, type[Enum]]] = {"least_risk": Risk, "upstreams": Upstrea
 
 
 def environment_at_start() -> dict[str, str]:
-    """This process's variables at its start. Raises `HostError`."""
+    """Raise `HostError`."""
     file, hint = Path("/proc/self/environ"), "mount /proc, and let this user read it"
     with host_errors("the environment at the start can't be read", where=file, hint=hint):
         entries = file.read_bytes().split(b"\0")
@@ -56,7 +54,7 @@ def environment_at_start() -> dict[str, str]:
 
 
 def read_settings() -> Settings:
-    """The stricter of the host's and the user's (`$XDG_CONFIG_HOME` or `~/.config`).
+    """Return the stricter of the host's and the user's (`$XDG_CONFIG_HOME` or `~/.config`).
 
     Raises `PolicyError`, `HostError`.
     """
@@ -72,7 +70,7 @@ def read_settings() -> Settings:
 
 
 def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
-    """A file's settings. Raises `PolicyError` with its position."""
+    """Raise `PolicyError` with its position."""
     from belljar.policy.yaml_tree import Mark, closest_mark, read_tree
 
     def refused(what: str, mark: Mark) -> PolicyError:
@@ -103,7 +101,6 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
 
 
 def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Settings:
-    """The settings with those of a further file. Pure."""
     if found.get("least_risk", settings.least_risk) > settings.least_risk:
         settings = replace(settings, least_risk=found["least_risk"], least_risk_from=path)
     if "upstreams" in found and settings.upstreams is not Upstreams.FORBID:
@@ -112,10 +109,7 @@ def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Setting
 
 
 def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
-    """The policy with the host's least risk. Pure.
-
-    Raises `PolicyError` for something real where it is forbidden, or can't be at that risk.
-    """
+    """Raise `PolicyError` for upstreams where they are forbidden, or a risk it can't have."""
     network = loaded.policy.network
     if network is not None and network.upstreams and settings.upstreams is Upstreams.FORBID:
         hosts = ", ".join(printable(upstream.host) for upstream in network.upstreams)
@@ -133,7 +127,6 @@ PolicyLike: TypeAlias = "LoadedPolicy | Policy | Mapping[str, Any] | str | os.Pa
 
 
 def resolve_here(policy: PolicyLike) -> LoadedPolicy:
-    """As `resolve_policy`, under this host's settings."""
     if isinstance(policy, LoadedPolicy):
         loaded = policy
     elif policy is None or isinstance(policy, str | os.PathLike):

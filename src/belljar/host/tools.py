@@ -1,7 +1,4 @@
-"""Installed tools' versions, and this user's subordinate ids.
-
-Versions are cached by path, size and time.
-"""
+"""Installed tools' versions, and this user's subordinate ids."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool Belljar uses; `version_argv` prints its version."""
-
     name: str
     package: str
     use: str
@@ -47,7 +42,7 @@ class Tool:
 
 
 def tools_for(arch: str) -> tuple[Tool, ...]:
-    """Tools for this architecture, needed ones first."""
+    """Return needed ones first."""
     qemu = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}.get(arch, "qemu-system")
     ask = ("-version",)
     return (
@@ -71,14 +66,13 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
 def tool_facts(
     tools: tuple[Tool, ...], cache_file: Path, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
-    """Each tool's fact; unchanged versions come from `cache_file`."""
     return tuple(_fact(tool, cache_file, search_path) for tool in tools)
 
 
 def cached_version(
     path: str, argv: tuple[str, ...], cache_file: Path, *, read: Callable[[str], str]
 ) -> str:
-    """The program's version, cached until its file changes; "" if silent."""
+    """Cached until its file changes; "" if it is silent."""
     key, cached = f"version of {file_identity(path)}", read_json(cache_file)
     if isinstance(known := cached.get(key), str):
         return known
@@ -88,7 +82,7 @@ def cached_version(
 
 
 def at_least(version: str, needed_min: str) -> bool:
-    """Return True for a new enough dotted version; unknown ones aren't."""
+    """Return False for an unknown version."""
     if not needed_min:
         return True
     return bool(version) and _numbers(version) >= _numbers(needed_min)
@@ -123,13 +117,11 @@ def _fact(tool: Tool, cache_file: Path, search_path: str) -> ToolFact:
 
 
 def file_identity(path: str) -> str:
-    """Path, size and time, as keys of caches."""
     status = Path(path).stat()
     return f"{path}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def own_programs(*names: str) -> str:
-    """Digest of these installed programs of the package."""
     digest = hashlib.sha256()
     for name in names:
         with contextlib.suppress(OSError):
@@ -138,7 +130,7 @@ def own_programs(*names: str) -> str:
 
 
 def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
-    """Its output's start, "" if it can't run."""
+    """Return its output's start, "" if it can't run."""
     try:
         done = subprocess.run(
             [path, *version_argv],
@@ -154,7 +146,6 @@ def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
 
 
 def read_json(file: Path) -> dict[str, object]:
-    """A cache file's JSON object, else empty."""
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -163,7 +154,6 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Replace a cache file atomically, if possible."""
     with contextlib.suppress(OSError):  # a cache is never an error
         for directory in (file.parent.parent, file.parent):
             directory.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -175,7 +165,6 @@ MAPPERS: Final = ("newuidmap", "newgidmap")
 
 
 def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEARCH_PATH) -> IdsFact:
-    """Whether this user's containers get their own ids."""
     if is_root:
         return IdsFact(available=True)
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]

@@ -34,14 +34,13 @@ _errors = partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellGroups:
-    """A cell's or range's groups; `unified`: one directory (version 2)."""
+    """`unified`: it is one directory (version 2)."""
 
     paths: Mapping[str, Path]
     unified: bool
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The directories, each once."""
         return tuple(dict.fromkeys(self.paths.values()))
 
 
@@ -50,7 +49,7 @@ NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
 def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
-    """Where its groups will be. Raises `HostError`: controller missing."""
+    """Raise `HostError` if a controller is missing."""
     if not (wanted := tuple(controllers)):
         return NO_GROUPS
     parents, unified = host_parents()
@@ -62,7 +61,7 @@ def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
 
 
 def host_parents() -> tuple[Mapping[str, Path], bool]:
-    """Each usable controller's parent; whether they are one (version 2)."""
+    """Return usable controllers' parents; True for version 2."""
     fact = cgroup_fact(host_hierarchies(), is_root=os.geteuid() == 0)
     parents = {name: Path(parent) for name, parent in fact.parents.items()}
     return parents, fact.version is CgroupVersion.V2
@@ -93,14 +92,13 @@ def join(groups: CellGroups, pid: int) -> None:
 
 
 def remove_empty(groups: CellGroups) -> None:
-    """Remove empty groups."""
     for directory in groups.directories:
         if not processes_in(directory):
             remove_group(directory)
 
 
 def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
-    """Limit each group. Raises `HostError`."""
+    """Raise `HostError`."""
     with _errors():
         for controller, directory in groups.paths.items():
             for name, value in _settings(controller, limits, unified=groups.unified):
@@ -110,7 +108,7 @@ def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
-    """(file, value) of limits; `?`: this kernel may lack it."""
+    """Return (file, value) pairs; `?`: this kernel may lack it."""
     memory = str(limits.memory_max_bytes)
     quota_us = None
     if limits.cpu_quota_percent is not None:
@@ -140,7 +138,7 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
 
 
 def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
-    """Pids and thread ids, recursively; empty when gone."""
+    """Return pids and thread ids, of descendants too."""
     pids: list[int] = []
     for below in _tree(directory):
         # cgroup.threads is version 2's, tasks version 1's.
@@ -153,7 +151,7 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def _tree(directory: Path) -> list[Path]:
-    """It and its descendants, parents first, without vanished ones."""
+    """Return it and its descendants, parents first."""
     walked = os.walk(directory, onerror=raise_if_blind)  # where one goes, `Path.glob` raises
     return [directory, *(Path(path, name) for path, names, _ in walked for name in names)]
 
@@ -171,29 +169,27 @@ def halt(directory: Path) -> None:
 
 
 def out_of_memory_kills(directory: Path) -> int:
-    """Kills in this memory group; 0 if unreadable."""
+    """Return 0 if it is unreadable."""
     counts = (_counted(directory / name, "oom_kill") for name in _OOM_FILES)
     return next((count for count in counts if count is not None), 0)
 
 
 def refused_forks(directory: Path) -> int:
-    """Forks refused in this pids group; 0 if unreadable."""
+    """Return 0 if it is unreadable."""
     return _counted(directory / "pids.events", "max") or 0
 
 
 def process_counts(directory: Path) -> tuple[int, int]:
-    """Processes and threads: current, peak. 0: unreadable (peak before Linux 6.1)."""
+    """Return current and peak, 0 if unreadable (peak before Linux 6.1)."""
     return _number(directory / "pids.current"), _number(directory / "pids.peak")
 
 
 def memory_bytes(directory: Path) -> int | None:
-    """Memory in use; None if unreadable."""
     now = _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes")
     return now or None
 
 
 def cpu_s(directory: Path) -> float | None:
-    """CPU time of a group; None if unreadable."""
     if (microseconds := _counted(directory / "cpu.stat", "usage_usec")) is not None:
         return microseconds / 1e6
     # Version 1 has it where cpuacct is mounted together with cpu.
@@ -218,7 +214,7 @@ def _number(file: Path) -> int:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group tree within 0.5 s; True: gone."""
+    """Remove an empty group tree within 0.5 s; True: it is gone."""
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:

@@ -1,7 +1,7 @@
 """What forbids cells of this store: the hold (no new cells) and kill orders.
 
-Written before the kill switch acts. Owners check them after the journal entry and again before the
-first guest instruction, so no cell escapes both.
+Owners check them after the journal entry and before the first guest instruction, so no cell
+escapes both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNCHANGED: Final = "the hold can't be changed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrder:
-    """One kill, or a hold; `rule`: a policy's `on`, `operator` or `self-test`."""
+    """`rule` is a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
     scope: str
@@ -49,11 +49,10 @@ class KillOrder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has given it."""
         return self.by == _whoami()
 
     def triggered(self, evidence: int | None = None) -> dict[str, JsonValue]:
-        """As `kill.triggered` records it; `evidence`: an event's number."""
+        """`evidence` is an event's number."""
         data: dict[str, JsonValue] = {"scope": self.scope, "reason": self.reason, "rule": self.rule}
         return data if evidence is None else data | {"evidence": evidence}
 
@@ -65,8 +64,6 @@ class KillOrder:
 
 
 class KilledError(CellError):
-    """A cell was killed or forbidden by this order."""
-
     def __init__(self, order: KillOrder, *, where: str) -> None:
         what = f"the {where.partition(' ')[0]} was {order}"
         hint = "its record is complete up to here: `belljar ledger show last`"
@@ -75,7 +72,6 @@ class KilledError(CellError):
 
 
 def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
-    """An order of this process, now."""
     return KillOrder(
         kill_id=f"k-{secrets.token_hex(6)}",
         scope=scope,
@@ -87,7 +83,7 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
 
 
 def hold(home: Path, reason: str = "") -> KillOrder:
-    """Forbid new cells until `release`. Durable. Raises `HostError`."""
+    """Forbid new cells until `release`, durably. Raises `HostError`."""
     order = new_order("hold", reason)
     hint = "free some space, or end the processes that make cells (`belljar ps`)"
     with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
@@ -108,12 +104,12 @@ def release(home: Path | None = None) -> KillOrder | None:
 
 
 def read_hold(home: Path) -> KillOrder | None:
-    """The hold in force; a damaged one counts. Raises `OSError`."""
+    """Return the hold; a damaged one counts. Raises `OSError`."""
     return _read(home / HOLD_FILE, scope="hold")
 
 
 def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
-    """Put the order beside entries or runs; the first stands. Raises `OSError`."""
+    """Put the order beside each; the first stands. Raises `OSError`."""
     directory = home / "journal"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = directory / owned_name(DRAFT, secrets.token_hex(4))
@@ -128,7 +124,7 @@ def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
 
 
 def read_order(home: Path, name: str) -> KillOrder | None:
-    """The kill order; a damaged one counts."""
+    """Return the kill order; a damaged one counts."""
     # For want of descriptors nothing is known: it is no order, and is looked for again
     with suppress(OSError):
         return _read(_order_file(home, name), scope="cells")
@@ -136,7 +132,6 @@ def read_order(home: Path, name: str) -> KillOrder | None:
 
 
 def sweep_orders(directory: Path) -> None:
-    """Remove orphaned orders over an hour old."""
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
@@ -156,7 +151,7 @@ def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
 
 
 def run_goes_on(home: Path, run_id: str) -> bool:
-    """Whether a living process writes the run's record."""
+    """Return True while a living process writes the run's record."""
     from belljar.ledger.files import is_being_written
     from belljar.ledger.rundir import RUNS
 
@@ -168,9 +163,9 @@ def run_goes_on(home: Path, run_id: str) -> bool:
 
 
 def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool = True) -> None:
-    """Raise `HostError` while the store is held (`is_held`), `CellError` if cell or run was killed.
+    """Raise `HostError` while the store is held, `CellError` if cell or run was killed.
 
-    Asked before a run gets a cell, when the journal names one, and before it runs.
+    Call it before a run gets a cell, when the journal names one, and before it runs.
     """
     if is_held and (held := read_hold(home)) is not None:
         raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
@@ -180,12 +175,11 @@ def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool 
 
 
 def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:
-    """A kill order's error, or None; `where`: kind and id."""
+    """`where` is a kind and an id."""
     return None if order is None else KilledError(order, where=where)
 
 
 def raise_if_killed(order: KillOrder | None, *, where: str) -> None:
-    """Raise a kill order's error; none without one."""
     if (error := killed_error(order, where=where)) is not None:
         raise error
 
@@ -198,7 +192,7 @@ def _order_file(home: Path, name: str) -> Path:
 
 
 def _read(path: Path, *, scope: str) -> KillOrder | None:
-    """The order there; `scope`: its own, if it names none that is known."""
+    """`scope` replaces an unknown one."""
     words: Any = None
     try:
         # O_NONBLOCK: opening a FIFO in its place would wait for ever.

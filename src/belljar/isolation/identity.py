@@ -1,8 +1,6 @@
 """Host ids of a jailed program: one for a VMM, a range for a container.
 
-As root each cell's own, locked until its jail is empty, even if the owner was killed. Ordinary
-users' VMMs share the user's uid, their containers the subordinate ids: namespaces, mounts and
-filters then separate them.
+Root's cells have their own, locked until the jail is empty. An ordinary user's share the user's.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _errors = partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity, its `ids`, the supervisor's lock (None: ordinary user)."""
+    """An ordinary user has no `lock_fd`."""
 
     jail: JailIdentity
     lock_fd: int | None
@@ -55,18 +53,17 @@ class HeldIdentity:
 
     @property
     def own_uid(self) -> int | None:
-        """First uid of only this cell, or None."""
+        """Return the first uid of only this cell, or None."""
         return self.jail.host_uid if self.jail.privileged else None
 
     @property
     def uid_count(self) -> int:
-        """How many uids follow from `own_uid`."""
         return 1 if self.ids is None else 1 + WORKLOAD_IDS
 
 
 @contextmanager
 def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
-    """A unique id. Raises `HostError`: all taken."""
+    """Raise `HostError` if all are taken."""
     if os.geteuid() != 0:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
@@ -79,7 +76,7 @@ def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
 
 @contextmanager
 def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
-    """Ids of a container's starter and workload. Raises `HostError`."""
+    """Yield ids of a container's starter and workload. Raises `HostError`."""
     if os.geteuid() != 0:
         held = user_range()
         yield replace(held, ids=nested_cell_ids()) if is_nested else held
@@ -96,7 +93,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
 
 
 def user_range() -> HeldIdentity:
-    """The user's uid and subordinate ids. Raises `HostError`: too few."""
+    """Raise `HostError` if the subordinate ids are too few."""
     given = ids_fact(is_root=False)
     if not given.available:
         what = f"a container needs ids of its own: {given.reason}"
@@ -114,7 +111,7 @@ def user_range() -> HeldIdentity:
 
 
 def tree_identity() -> tuple[JailIdentity, JailIds]:
-    """Unpacked images' owner ids; an ordinary user is 65536. Raises `HostError`: too few."""
+    """Return the owner of unpacked images. Raises `HostError`: too few."""
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
@@ -131,7 +128,7 @@ def tree_identity() -> tuple[JailIdentity, JailIds]:
 
 @contextmanager
 def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
-    """Keep a dead cell's uids free; False: in use."""
+    """Keep a dead cell's uids free; yield False if they are in use."""
     fd = None
     if first is not None and os.geteuid() == 0:
         slot, past = divmod(first - _RANGES_START, _RANGE_IDS)
@@ -147,11 +144,10 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
 
 @contextmanager
 def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
-    """Lock a free slot; yield it, and the lock.
+    """Yield a free slot, and its lock.
 
-    A Belljar with another /run (in a container) shares the host's ids but not these locks: its cell
-    with the same ids would be killed as a survivor. That each begins at another of 128 blocks makes
-    that unlikely.
+    A Belljar with another /run shares the host's ids but not these locks: its cell with the same
+    ids would be killed as a survivor. Each begins at another of 128 blocks: that is unlikely.
     """
     with _errors(where=locks):
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)

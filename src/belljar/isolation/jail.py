@@ -1,7 +1,7 @@
 """A live jail: its launcher's process, status, end, and failed starts.
 
 The owner holds three pipes: *lifeline* (closing it ends the jail), *status* (lines as in
-`native/jail/supervise.c`) and *diagnosis* (standard error). No thread or task belongs to a jail.
+`native/jail/supervise.c`) and *diagnosis* (standard error).
 """
 
 from __future__ import annotations
@@ -48,20 +48,18 @@ _MAX_STATUS_BYTES: Final = 8 << 10  # a compromised supervisor may, too
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailEnd:
-    """How the program ended, as its supervisor saw."""
-
     signal: int | None
     status: int | None
     cause: str
 
 
 def launcher_path() -> Path:
-    """The launcher's path. Raises `HostError` when missing."""
+    """Raise `HostError` when it is missing."""
     return package_program("jail", "the jail's launcher", mode=os.X_OK)
 
 
 def measure_counter_khz() -> int:
-    """Time-stamp counter's rate, 0 without. Blocks 50 ms. Raises `HostError`."""
+    """Return 0 without a counter. Blocks 50 ms. Raises `HostError`."""
     launcher = str(launcher_path())
     argv = [launcher, "--measure-clock"]
     try:
@@ -133,8 +131,6 @@ def start_jail(
 
 
 class Jail:
-    """Made by `start_jail`; ends with `end` or this process."""
-
     def __init__(
         self,
         cell_id: str,
@@ -163,7 +159,7 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Wait for the program. Raises `HostError` or `CellError` with the failed step."""
+        """Raise `HostError` or `CellError` with the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
@@ -176,7 +172,7 @@ class Jail:
         }
 
     async def wait_network(self) -> ProcessId:
-        """Wait for the network namespace; return its process 1. Raises as `wait_running`."""
+        """Return the namespace's process 1. Raises as `wait_running`."""
         return await self._wait_status_line(b"network")
 
     def go_on(self) -> None:
@@ -210,7 +206,7 @@ class Jail:
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
-        """How the program ended, if it has. Doesn't wait."""
+        """Return the end, if it is reported. Doesn't wait."""
         with self._reading:
             self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
             # A compromised supervisor may send any bytes.
@@ -225,7 +221,7 @@ class Jail:
         return self.ended
 
     def diagnosis(self) -> str:
-        """Stderr of launcher and program, escaped, bounded, on one line."""
+        """Return stderr: escaped, bounded, on one line."""
         with self._reading:
             room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
             self._diagnosed += _drain(self._diagnosis, room)
@@ -258,7 +254,6 @@ class Jail:
             close_all(fds)
 
     def final_status(self, timeout_s: float) -> JailEnd | None:
-        """As `read_status`; waits briefly for the last line."""
         give_up = time.monotonic() + timeout_s
         while (
             self.read_status() is None
@@ -274,25 +269,25 @@ class Jail:
         return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
-        """Wait for its end. None: the supervisor died silently."""
+        """Return None if the supervisor died silently."""
         while self.read_status() is None and self._process.poll() is None:
             await self._exited(timeout_s=3600.0)
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
-        """Wait for the program's end; None: its supervisor died. Raises as `wait_running`."""
+        """Return None if its supervisor died. Raises as `wait_running`."""
         ended = await self.wait_ended()
         if b"running" not in self._status_text.splitlines():
             raise self._start_error()
         return ended
 
     def release_namespaces(self) -> None:
-        """After the last look: their numbers may be reused."""
+        """Their numbers may be reused: the last look is over."""
         pins, self._pins = self._pins, {}
         close_all(pins.values())
 
     def lend_lifeline(self) -> int:
-        """The descriptor whose closing ends the jail, once. The caller closes it."""
+        """Return it once: closing it, the caller ends the jail."""
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             raise RuntimeError("this jail's lifeline is closed, or another's already")
@@ -355,7 +350,7 @@ _HINTS: Final = {
 
 
 def find_agent(jail_pid: int) -> int | None:
-    """The first below the jail in another mount namespace."""
+    """Return the first process below it in another mount namespace."""
     pid, jail = jail_pid, namespaces_of(jail_pid, ("mnt",))
     with contextlib.suppress(OSError, ValueError, IndexError):
         for _ in range(8):
@@ -367,7 +362,6 @@ def find_agent(jail_pid: int) -> int | None:
 
 
 def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
-    """A failed start's error, from status and diagnosis."""
     where, more = f"jail of cell {cell_id}", f": {diagnosis}" if diagnosis else ""
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too

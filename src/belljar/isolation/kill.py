@@ -1,7 +1,6 @@
 """The kill switch: halts any process's cells, then proves nothing is left.
 
-SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are killed too, which
-finds what the journal lacks. Owners get a moment to destroy; the rest is removed.
+SIGKILL to a namespace's first process (or the VMM) ends all; groups find what the journal lacks.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ def _find_run(home: Path, name: str) -> str:
 def of_run(
     journal: Journal, entries: Sequence[JournalEntry], run_id: str, problems: list[str]
 ) -> set[str]:
-    """A run's cells, by their owners' descriptions."""
+    """Return a run's cells, by their owners' descriptions."""
     found, give_up = set[str](), time.monotonic() + LOOK_TIMEOUT_S
     for entry in entries:
         try:
@@ -169,7 +168,7 @@ def of_run(
 
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
-    """Named entries with their whole ranges. Pure."""
+    """Return the named entries with their whole ranges."""
     parents = {entry.cell_id: entry.part_of or entry.cell_id for entry in entries}
     whole = {name: name for name in parents}
     for _ in range(3):  # a wire is a machine's, which is a range's

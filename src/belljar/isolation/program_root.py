@@ -1,7 +1,6 @@
-"""Roots of jailed programs: a program, its libraries, mount points, nothing else.
+"""Roots of jailed programs: `<directory>/<digest of all files>/{root/…,<directory>.json}`.
 
-`<directory>/<key>/root/…` and `<directory>/<key>/<directory>.json`. The key digests all files. A
-root is reused while its sources' size, times and inodes are unchanged.
+One is reused while its sources' size, times and inodes are unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _NOT_DYNAMIC: Final = ("not a dynamic executable", "statically linked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRoot:
-    """A finished root; `program`: path inside, `digest`: of everything."""
+    """`program` is its path inside; `digest` covers everything."""
 
     root: Path
     program: str
@@ -69,14 +68,13 @@ class RootRecipe:
 
     @property
     def identity(self) -> list[object]:
-        """All but its files: another identity needs a new root."""
         points = [*self.file_points, *(f"{point}/" for point in self.directory_points)]
         hidden, own = list(self.unreadable), list(map(str, self.own))
         return [_FORMAT, str(self.program), self.inside, points, hidden, own]
 
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
-    """The root, made once. Blocking. Raises `HostError`."""
+    """Return the root, made once. Blocks; raises `HostError`."""
     directory = home / recipe.directory
     what = f"the root of {recipe.what} could not be made"
     with host_errors(what, where=directory, hint=STORE_HINT):
@@ -88,7 +86,7 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
-    """(path in root, original) of a program and all that its loader loads."""
+    """Yield (path in root, original) of all that is loaded."""
     yield str(binary), binary
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)],
@@ -195,7 +193,7 @@ _UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 
 
 def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
-    """Root of runtime and agent. Blocking. Raises `HostError`."""
+    """Blocks; raises `HostError`."""
     program = Path(runtime.path)
     # Where nothing is mounted over it
     inside, paths = f"/usr/bin/{program.name}", OciCell(hostname="")
@@ -224,7 +222,7 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    """Root for unpacking images. Blocking. Raises `HostError`."""
+    """Blocks; raises `HostError`."""
     if not os.access(_UNPACKER, os.X_OK):
         raise HostError(
             "unsquashfs is not installed, which unpacks images for containers",
@@ -249,7 +247,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
-    """A program of this package. Raises `HostError`: missing."""
+    """Raise `HostError` if it is missing."""
     path = program_path(name)
     if not os.access(path, mode):
         what = f"{what or f'the {name}'} for {platform.machine()} is missing"
@@ -275,7 +273,7 @@ _QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
-    """The VMM's root. Blocking. Raises `HostError`: missing, too old."""
+    """Blocks; raises `HostError`: missing, too old."""
     candidates = _PROGRAMS[accel]
     program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
     if program is None:

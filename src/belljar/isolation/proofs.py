@@ -1,7 +1,6 @@
 """Trials: a runtime starts a container, the kill switch halts one, an accelerator boots a guest.
 
-Only a guest agent that answered from the real jail is a proof: some hosts' /dev/kvm makes a VM that
-never runs a stock kernel.
+Only a guest agent that answered from the real jail is a proof.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ SELF_TEST: Final = "self-test"
 
 
 async def prove_runtime(runtime: RuntimeFact, *, home: Path) -> Trial:
-    """Have a container's guest agent answer. Raises `HostError`: untried."""
+    """Have a guest agent answer. Raises `HostError`: untried."""
     spec = _container_spec(runtime, home)
     try:
         async with AsyncExitStack() as owner:

@@ -1,8 +1,4 @@
-"""Proof of destruction: looks for anything left of a cell on this host.
-
-Survivors are reported and removed; the destruction isn't clean then. Looks that failed are
-reported.
-"""
+"""Proof of destruction: looks for anything left of a cell on this host."""
 
 from __future__ import annotations
 
@@ -45,8 +41,6 @@ _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """A process, or a path to remove."""
-
     what: str
     process: ProcessId | None = None
     path: Path | None = None
@@ -54,10 +48,10 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """What one look at the host found of a cell, and how much of it was one.
+    """One look at the host found this of a cell.
 
     `not_checked`: what was not looked for, and why. `unproven`: those of them without which nothing
-    is proven (processes, control groups, mounts, files). `left`: the survivors as they are removed.
+    is proven (processes, control groups, mounts, files).
     """
 
     survivors: tuple[str, ...] = ()
@@ -69,20 +63,18 @@ class Destruction:
 
     @property
     def remaining(self) -> tuple[str, ...]:
-        """What is left, or was not looked for."""
         return (*self.survivors, *(f"not looked for: {what}" for what in self.unproven))
 
     @property
     def clean(self) -> bool:
-        """All looks were made and found nothing."""
         return not self.survivors and not self.unproven
 
     def raise_if_unclean(
         self, what: str, *, where: str, beside: BaseException | None = None
     ) -> None:
-        """Raises `ContainmentBreach`: something was left; `HostError`: unproven.
+        """Raise `ContainmentBreach` if something was left, `HostError` if unproven.
 
-        `beside`: what is raised already. A breach alone is raised in its place.
+        `beside` is raised already: a breach alone is raised in its place.
         """
         if self.survivors and (beside is None or first_of(beside, ContainmentBreach) is None):
             hint = "it was removed and recorded; look at the ledger before the next run"
@@ -94,7 +86,6 @@ class Destruction:
             raise HostError(unproven, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
 
     def to_data(self) -> dict[str, JsonValue]:
-        """As `cell.destroyed` and `range.destroyed` record it."""
         return {
             "clean": self.clean,
             "survivors": list(self.survivors),
@@ -105,7 +96,7 @@ class Destruction:
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
-    """A cell's and its companion's as one; unproven adds up."""
+    """Return both as one; unproven adds up."""
     missed = {each.partition(":")[0] for each in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
@@ -117,7 +108,7 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 
 class _Look(NamedTuple):
-    """One search; `by`: its required field of the entry."""
+    """`by` is its required field of the entry."""
 
     what: str
     find: Callable[[JournalEntry], Iterable[Survivor]]
@@ -130,7 +121,6 @@ _NOTHING_TO_LOOK_BY: Final = "the cell had none of its own, or none is known"
 
 
 def look(entry: JournalEntry) -> Destruction:
-    """What is left."""
     left: dict[object, Survivor] = {}
     looked_for, not_checked, unproven = list[str](), list[str](), list[str]()
     for each in _looks():
@@ -157,14 +147,13 @@ def look(entry: JournalEntry) -> Destruction:
 
 
 def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
-    """Wait for the cell's ending processes. Blocking."""
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up and any(found.process for found in look(entry).left):
         time.sleep(0.002)
 
 
 def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
-    """Look, remove, report. Blocking; `started`: when killed."""
+    """It blocks; the cell was killed at `started`."""
     found = look(entry)
     if found.left:
         remove_survivors(found.left)
@@ -177,7 +166,7 @@ def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:
 
 
 def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
-    """Bounded. The next look finds what resists."""
+    """The next look finds what resists."""
     processes = [survivor.process for survivor in survivors if survivor.process is not None]
     for process in processes:
         with contextlib.suppress(OSError):
@@ -274,7 +263,7 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def cells_named(cmdline: bytes) -> Iterator[str]:
-    """The cells that a launcher's or VMM's own options name."""
+    """Yield the cells that a launcher's or VMM's options name."""
     for option, word in itertools.pairwise(cmdline.split(b"\0")):
         if option == b"--cell":
             yield word.decode("ascii", "replace")
@@ -283,7 +272,6 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
 
 
 def read_start(pid: int, name: str) -> bytes:
-    """At most 64 KiB of a process's file."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -301,7 +289,7 @@ def _files(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _is_there(path: Path) -> bool:
-    """Raises `OSError` if unknown."""
+    """Raise `OSError` if that is unknown."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -310,7 +298,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """By root and target. Reported only: unmounting is manual."""
+    """Mounts are reported only: unmounting is manual."""
     held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
     # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
     for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):

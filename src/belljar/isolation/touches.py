@@ -82,7 +82,7 @@ class FileWatch:
         self.end()
 
     def add(self, access: Access) -> None:
-        """Count it: a file, operation and process's first is due immediately."""
+        """A file, operation and process's first is due immediately."""
         key = (access.path, access.operation, access.process)
         is_known = key in self._held or key in self._reported_s
         if not is_known and len(self._held) + len(self._reported_s) >= MAX_KEYS:
@@ -94,14 +94,13 @@ class FileWatch:
         self._held[key] = access
 
     def due(self, now_s: float, *, everything: bool = False) -> list[Access]:
-        """Take what is to be reported now."""
+        """Take the accesses to report now."""
         recent = {key: at for key, at in self._reported_s.items() if now_s - at < INTERVAL_S}
         keys = [key for key in self._held if everything or key not in recent]
         self._reported_s = recent | dict.fromkeys(keys, now_s)
         return [self._held.pop(key) for key in keys]
 
     def report(self, *, everything: bool = False) -> None:
-        """Report what is due."""
         if self._on_access is None or self._has_failed:
             return
         try:
@@ -166,7 +165,7 @@ class QueueThread(threading.Thread):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
-        """Wait until the queue is empty, or `timeout_s`. Blocking."""
+        """Wait until the queue is empty, or `timeout_s`. Blocks."""
         with self._one_drain:
             if self.is_alive():
                 self._drained.clear()
@@ -176,7 +175,7 @@ class QueueThread(threading.Thread):
                 self._draining = False
 
     def stop(self) -> None:
-        """End the thread. Once; later drains do nothing."""
+        """End the thread, once; later drains do nothing."""
         self._stopping = True
         with self._one_drain:  # or a late one would write into whatever has the number next
             os.eventfd_write(self._wake, 1)
@@ -184,7 +183,6 @@ class QueueThread(threading.Thread):
             os.close(self._wake)
 
     def run(self) -> None:
-        """As `start` has it."""
         try:
             while not self._stopping:
                 poller = select.poll()
@@ -256,8 +254,6 @@ _OPERATIONS: Final[Mapping[int, Operation]] = {1: "open", 2: "read"}
 
 
 class GuestWatch(FileWatch):
-    """The sensor in a microVM: its guest agent."""
-
     sensor = "guest-fanotify"
     trust = Trust.GUEST_REPORTED
 
@@ -291,7 +287,7 @@ class GuestWatch(FileWatch):
 
 
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
-    """Watch files by the guest agent. Raises `HostError` or `CellError`."""
+    """Raise `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
     watched = await client.watch_files(watch._paths, watch._on_touched, max_touches=_MAX_TOUCHES)
     if watched.errno:

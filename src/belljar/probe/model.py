@@ -1,6 +1,4 @@
-"""The words of the containment tests: what is tried, what came of it, and what that means.
-
-Data, no behaviour.
+"""The words of the containment tests.
 
 A probe is *tried* inside the cell by a small program and *judged* outside it. The program reads
 `key=value` lines from standard input (`catalogue.toml` lists them), and writes one line an attempt:
@@ -18,8 +16,6 @@ from belljar.dataclass import dataclass, field, json_of
 
 
 class AttemptOutcome(StrEnum):
-    """What the attempt says came of it."""
-
     DENIED = "denied"
     """Refused; the detail is the errno's name."""
     ABSENT = "absent"
@@ -31,7 +27,7 @@ class AttemptOutcome(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the evidence says, worst last."""
+    """The worst is last."""
 
     CONTAINED = "contained"
     VOID = "void"
@@ -40,24 +36,23 @@ class Verdict(StrEnum):
 
     @property
     def badness(self) -> int:
-        """Its place in the order."""
         return list(Verdict).index(self)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst verdict; void without any: no evidence is not good evidence."""
+    """Without any it is void: no evidence is not good evidence."""
     return max(verdicts, key=lambda verdict: verdict.badness, default=Verdict.VOID)
 
 
 class Side(StrEnum):
-    """Whose word decides."""
+    """Its word decides."""
 
     HOST = "host"
     GUEST = "guest"
 
 
 class Witness(StrEnum):
-    """Where the host looks for a successful attempt, named as its parameter."""
+    """The host looks there; each is named as its parameter."""
 
     CANARY = "canary"
     SOCKET = "socket"
@@ -74,7 +69,7 @@ class Witness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One containment test; `catalogue.toml` describes its fields."""
+    """`catalogue.toml` describes its fields."""
 
     name: str
     tries: str
@@ -87,15 +82,14 @@ class Probe:
 
     @property
     def group(self) -> str:
-        """The first part of its name."""
         return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One probe, judged: `outcome` and `detail` (escaped, bounded) by the program's word.
+    """`outcome` and `detail` (escaped, bounded) are the program's word; `seen` decided.
 
-    `seen`: what decided. `known`: why a `reached` is expected in this tier; "" otherwise.
+    `known` says why a `reached` is expected in this tier.
     """
 
     name: str
@@ -107,13 +101,12 @@ class Finding:
     known: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {name: word for name, word in json_of(self).items() if word or name != "known"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """One program run in one cell, judged; `problem`: why it is void, or ""."""
+    """`problem` says why it is void."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -123,11 +116,9 @@ class ProbeReport:
     problem: str = ""
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
-        """The findings with that verdict."""
         return tuple(finding for finding in self.findings if finding.verdict is verdict)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         findings = [finding.to_json() for finding in self.findings]
         duration_ms = round(self.duration_ms, 3)
         return {**json_of(self), "duration_ms": duration_ms, "findings": findings}

@@ -1,6 +1,4 @@
-"""Probing a running cell: lay out what the host watches, have the program try, look,
-judge, record.
-"""
+"""Probes a running cell: lays out, has the program try, looks, judges, records."""
 
 from __future__ import annotations
 
@@ -53,10 +51,7 @@ _PROGRAM: Final = "sh"
 
 
 class Probed(Protocol):
-    """What is needed of a cell; `belljar.cell.Cell` is one.
-
-    `host_pid`: its outermost process, as the host counts.
-    """
+    """`host_pid` is its outermost process, as the host counts."""
 
     id: str
     plan: Plan
@@ -77,18 +72,12 @@ class Probed(Protocol):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the program in the cell; `alone`: with nothing of the workload alive, or not at all.
-
-        Raises `CellError` when the cell is dead.
-        """
+        """Raise `CellError` when the cell is dead; `alone`: nothing of the workload lives."""
         ...
 
 
 def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, ...]:
-    """The probes that `which` means: `quick`, `all`, or names of probes and groups.
-
-    Raises `ValueError` for an unknown name.
-    """
+    """Raise `ValueError` for an unknown name."""
     if which == ALL:
         return tuple(probes)
     if which == QUICK:
@@ -159,7 +148,6 @@ async def probe_cell(
 
 
 def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | None:
-    """The error that stops a run whose probes found a way out."""
     if report is None or not (breaches := report.of(Verdict.BREACHED)):
         return None
     shown = "; ".join(f"{each.name} ({each.seen})" for each in breaches[:3])
@@ -183,7 +171,7 @@ async def _attempt(
     *,
     alone: bool,
 ) -> tuple[bytes, Answers]:
-    """Run the program; note the host's sights in `seen`, even if cancelled."""
+    """Note the host's sights in `seen`, even if cancelled."""
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
@@ -246,10 +234,7 @@ def _completed(
 
 
 def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) -> Mapping[str, str]:
-    """The bounds that are tried, as the plan has them.
-
-    `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to.
-    """
+    """`fresh`: nothing of a sample has run in the cell yet."""
     limits, port = plan.limits, dict[str, str]()
     if router is not None:
         port = {"interface": router.interface, "interface_mac": router.mac}
@@ -273,7 +258,7 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
 
 def host_parameters(*, whole: bool) -> Mapping[str, str]:
-    """The boot time; `whole`: also what names this host, for probes that look whether it is shown.
+    """`whole`: also what names this host, for probes that look whether it is shown.
 
     The quick set, in cells where hostile code has run, gets nothing of the host's names.
     """

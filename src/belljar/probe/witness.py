@@ -1,8 +1,6 @@
-"""What the host lays out before a cell is probed, and looks at afterwards: things that only an
-escape could touch.
+"""Lays out, for one run under secret names, things that only an escape could touch.
 
-Each is made for one run, under secret names, and gone when the block is left. What a
-killed owner leaves in /tmp, the next watch (or `belljar reap`) removes.
+What a killed owner leaves in /tmp, the next watch (or `belljar reap`) removes.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ PLACE: Final = Path("/tmp")  # noqa: S108
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """The prepared witnesses: the program's `parameters`, and how to look at each."""
+    """`parameters` are the program's."""
 
     parameters: Mapping[str, str]
     nonce: str
     looks: Mapping[Witness, Callable[[], Sight]]
 
     def look(self) -> dict[Witness, Sight]:
-        """What the host sees now. Failures are reported, not raised."""
+        """Failures are reported, not raised."""
         sights = {}
         for witness, look in self.looks.items():
             try:
@@ -67,7 +65,7 @@ def watch(
 ) -> Iterator[LaidOut]:
     """Lay out what the wanted witnesses need.
 
-    `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
+    `host_pid`: the cell's outermost process, as the host counts. `router`: its port's other end.
 
     What this host can't lay out is not fatal: its look says so, and probes that need it are void.
     """
@@ -89,18 +87,13 @@ def watch(
 
 @dataclass
 class _Layout:
-    """Makes what is watched, each entered into `stack`."""
-
     stack: ExitStack
     token: bytes
     router: Router
     host_pid: int | None
 
     def lay(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
-        """Make what one witness needs; return its parameter, or "", and how to look.
-
-        Raises `OSError`.
-        """
+        """Return the witness's parameter, or "", and how to look. Raises `OSError`."""
         match witness:
             case Witness.CANARY:
                 path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
@@ -136,7 +129,6 @@ class _Layout:
 
     @cached_property
     def directory(self) -> Path:
-        """A directory of this watch that everyone may enter."""
         return self.stack.enter_context(_own_directory())
 
 
@@ -167,7 +159,6 @@ def _visits(received: list[bytes], token: bytes) -> Sight:
 
 
 def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
-    """What clients sent, each once; bounded."""
     received: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while len(received) < _MAX_VISITORS:
@@ -185,8 +176,7 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
-    """The host kernel's view of the cell's processes: their namespaces by number, whether they may
-    be the host's root, and where their network leads."""
+    """Look at the cell's processes: their namespaces, ids and routes, as the kernel has them."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -209,8 +199,7 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
 
 
 def _way_to_host(pid: int, port: str) -> str:
-    """Return how a process reaches the host despite its own namespaces; "" if it doesn't, or has
-    ended."""
+    """Return "" if it has none, or has ended."""
     with contextlib.suppress(OSError):
         # Of each range of ids: the inner, the outer, how many
         maps = Path(f"/proc/{pid}/uid_map").read_text().splitlines()
@@ -227,7 +216,7 @@ def _way_to_host(pid: int, port: str) -> str:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """The process and its living descendants; bounded."""
+    """Yield the process and its living descendants; bounded."""
     waiting, count = [pid], 0
     while waiting and count < _MAX_PROCESSES:
         each, count = waiting.pop(0), count + 1
@@ -250,9 +239,7 @@ def _sentinel(sentinel: ProcessId) -> Sight:
 
 @contextmanager
 def _sleeping_child() -> Iterator[ProcessId]:
-    """A process that waits for its standard input to end, which it does when this one ends, however
-    it ends.
-    """
+    """The process ends with this one, however it ends: its standard input ends."""
     program = shutil.which("cat", path="/usr/bin:/bin")
     if program is None:
         raise FileNotFoundError(2, "no cat on this host")
@@ -278,9 +265,6 @@ def _sleeping_child() -> Iterator[ProcessId]:
 
 @contextmanager
 def _own_directory() -> Iterator[Path]:
-    """A directory that everyone may enter, locked and named after this process so that it can be
-    found if it is left.
-    """
     sweep_watches()
     # A sweep in another PID namespace takes every name's process for dead, and only the lock keeps
     # it away: so the name that a sweep finds comes after the lock.
@@ -308,10 +292,7 @@ _TOUCHES: Final = 0xFFF & ~0x018
 
 @contextmanager
 def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
-    """Watch one file; the yielded function says whether anything happened since its last call.
-
-    Raises `OSError` when the host allows no more watches.
-    """
+    """Yield a function: did anything happen since its last call? Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -104,7 +104,7 @@ async def open_vm(
 def _load(
     saved: SavedMachine, plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
 ) -> Template:
-    """Check it. Raises `CellError`: changed; `HostError`: another plan's."""
+    """Raise `CellError` if it changed, `HostError` if it is another plan's."""
     key, root = find_key(plan, image, kernel, home)
     if key != saved.key:
         what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"

@@ -44,7 +44,7 @@ _LAYOUT: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestParts:
-    """Agent, probe, modules; `digest` covers the initramfs's inputs."""
+    """`digest` covers the initramfs's inputs."""
 
     agent: bytes
     probe: bytes
@@ -52,7 +52,7 @@ class GuestParts:
     digest: str
 
     def initramfs(self) -> bytes:
-        """Raises `HostError` when a part is damaged."""
+        """Raise `HostError` when a part is damaged."""
         try:
             return build_initramfs(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
@@ -61,7 +61,7 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
-    """Network modules only with `nic`. Raises `HostError`: one missing."""
+    """Network modules need `nic`. Raises `HostError`: one missing."""
     try:
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
@@ -79,12 +79,10 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
 
 
 def empty_disk() -> bytes:
-    """An empty squashfs file system."""
     return zlib.decompress(base64.b64decode(_EMPTY_DISK)).ljust(_DISK_BYTES, b"\0")
 
 
 def write_read_only(path: Path, contents: bytes) -> None:
-    """Write, sync, a file its readers can't change."""
     with path.open("xb") as file:
         file.write(contents)
         file.flush()
@@ -93,7 +91,7 @@ def write_read_only(path: Path, contents: bytes) -> None:
 
 
 def ensure_data_disk(home: Path, weights: Path) -> None:
-    """Make the weights' disk, if it isn't as made. Raises `HostError`."""
+    """Make it, if it isn't as made. Raises `HostError`."""
     hint = "look if `belljar model ls` has them and the disk has room, then try again"
     with (
         host_errors("the disk of the weights can't be made", where=weights, hint=hint),
@@ -121,7 +119,6 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
 
 
 def is_as_made(weights: Path) -> bool:
-    """Return True if the disk exists, untouched since it was made."""
     with suppress(OSError, ValueError):
         return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
     return False

@@ -1,8 +1,7 @@
 """Puts a machine on disk: splits its VMM's migration stream into sparse RAM file and bytes.
 
-Makes templates and snapshots, alike for `clone`, whose machines map the memory privately. The
-stream's VMM may be compromised, and another VMM alone reads it: pages of RAM are written at
-ascending places below its size, everything else is kept unchanged, bounded.
+The VMM may be compromised: pages are written at ascending places below the RAM's size; everything
+else is kept unchanged, bounded, for another VMM alone.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ async def allow_shared_memory(vmm: Vmm) -> None:
 
 
 async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
-    """RAM into a new sparse file; the state. Raises `CellError`, `OSError`."""
+    """Write RAM into a new sparse file; return the state. Raises `CellError`, `OSError`."""
     qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
     await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
     await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
@@ -90,7 +89,7 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
 
 
 class StreamSplitter:
-    """Splits one stream: RAM into the file, device state into bytes. Blocking."""
+    """It writes RAM to the file, and keeps device state. Blocks."""
 
     def __init__(
         self, sock: socket.socket, memory_fd: int, ram_bytes: int, timeout_s: float
@@ -106,7 +105,7 @@ class StreamSplitter:
         """Unwritten pages in the buffer, which end before `_next_offset`."""
 
     def split(self) -> bytes:
-        """Read to the end; the device state. Raises `CellError`, `OSError`."""
+        """Return the device state. Raises `CellError`, `OSError`."""
         section, kind = self._header(), 0
         self._part(section)
         while kind != _LAST:
@@ -152,7 +151,7 @@ class StreamSplitter:
                 raise _bad(f"a record with flags {flags:#x}")
 
     def _sizes(self, total: int) -> None:
-        """Read the blocks: name, size and, for omissible RAM, address."""
+        """Read each block's name, size and, for omissible RAM, address."""
         while total > 0:
             name = self._keep(self._keep(1)[0])
             size = int.from_bytes(self._keep(8), "big")
@@ -188,7 +187,6 @@ class StreamSplitter:
         self._next_offset = offset + _PAGE_BYTES
 
     def _keep(self, count: int, before: bytes = b"") -> bytes:
-        """The next bytes, which are kept after those `before`."""
         content = bytes(self._take(count))
         self._state += before + content
         if len(self._state) > MAX_STATE_BYTES:
@@ -196,7 +194,7 @@ class StreamSplitter:
         return content
 
     def _take(self, count: int) -> memoryview:
-        """The next bytes, valid until the next take. Fits the buffer."""
+        """The bytes are valid until the next take."""
         while self._end - self._at < count:
             if not self._fill():
                 raise _bad("it ends early")
@@ -204,7 +202,7 @@ class StreamSplitter:
         return self._view[self._at - count : self._at]
 
     def _fill(self) -> bool:
-        """Read more. False: the stream is over."""
+        """Return False if the stream is over."""
         self._write()
         left = self._end - self._at
         self._buffer[:left] = self._buffer[self._at : self._end]
@@ -243,7 +241,7 @@ class MachineLostError(CellError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedMachine:
-    """A saved machine; `key`: its template's. `digest`: of all of it."""
+    """`key` is its template's; `digest` covers all of it."""
 
     directory: Path
     key: str
@@ -254,7 +252,7 @@ class SavedMachine:
 
 
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
-    """Save the machine, which stands still meanwhile and goes on.
+    """Save the machine, which stands still meanwhile.
 
     Raises `HostError`: no space; `BusyError`: a command runs; `MachineLostError`: it doesn't go on.
     """
@@ -301,7 +299,6 @@ _BLOCK_BYTES: Final = 64 << 10
 
 
 def digest_memory(path: Path) -> str:
-    """SHA-256 over size and numbered nonzero 64 KiB blocks."""
     hasher, zeros = hashlib.sha256(path.stat().st_size.to_bytes(8, "little")), bytes(_BLOCK_BYTES)
     with path.open("rb") as file:
         for number in itertools.count():

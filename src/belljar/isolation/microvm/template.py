@@ -1,8 +1,6 @@
-"""Templates: a guest booted, configured, idle and stopped; RAM and device state in files.
+"""Templates: a guest booted, configured, idle and stopped.
 
-`templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`). Each use
-checks the state's digest and the memory's size, times and inode. One that fails is rebuilt, which
-is recorded.
+`templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`).
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ _IDLE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """Checked; `state` are the very bytes that were checked."""
+    """`state` are the very bytes that were checked."""
 
     key: str
     memory: Path
@@ -111,7 +109,7 @@ async def ensure_template(
     held: ExitStack | None = None,
     weights: Path | None = None,
 ) -> Template:
-    """The plan's template, kept while `held` is open. Raises `HostError`, `CellError`."""
+    """Keep it while `held` is open. Raises `HostError`, `CellError`."""
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         load = partial(_load, job, briefly if held is None else held)
@@ -137,13 +135,11 @@ async def ensure_template(
 def find_key(
     plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
 ) -> tuple[str, ProgramRoot]:
-    """The plan's current template key, and the VMM to run it."""
     job = _find_job(plan, image, kernel, home, None)
     return job.key, job.root
 
 
 def lock_name(key: str) -> str:
-    """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
 
 
@@ -172,7 +168,6 @@ def _find_job(
 
 
 def _host_cpu(accel: Accel) -> str:
-    """CPU details, and under KVM the host kernel's."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     if accel == "tcg":
         names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -182,7 +177,7 @@ def _host_cpu(accel: Accel) -> str:
 
 
 def _load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
-    """The template, claimed in `held`, or why not (empty: missing)."""
+    """Claim it in `held`, or say why not (empty: missing)."""
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
@@ -202,7 +197,7 @@ def _load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
 
 
 def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int]) -> bytes:
-    """A saved machine's device state. Raises `CellError`: changed, or can't be read."""
+    """Raise `CellError` if it changed, or can't be read."""
     try:
         state, stamp = (directory / "state").read_bytes(), file_stamp(directory / "memory")
     except OSError as error:
@@ -240,7 +235,6 @@ async def _build(job: _MakingJob, recorder: Recorder) -> None:
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
-    """The machine's disks."""
     system = JailBind(source=image.rootfs, target=DISK_PATH)
     if weights is None:
         return (system,)

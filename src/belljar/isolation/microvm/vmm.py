@@ -36,8 +36,6 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec(SandboxSpec):
-    """One VMM."""
-
     role: Role
     shape: VmShape
     root: ProgramRoot
@@ -46,7 +44,7 @@ class VmmSpec(SandboxSpec):
 
 
 class Vmm(Sandbox):
-    """A VMM in its jail. `companions`: owns the wire."""
+    """`companions` owns the wire."""
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec, self.emulated = spec, spec.shape.accel == "tcg"
@@ -64,7 +62,6 @@ class Vmm(Sandbox):
         self.net, self.state_fd = self._ours.get("net"), self._fds.state
 
     def _open_ends(self) -> VmFds:
-        """Both ends of each connection; the VMM's."""
         kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
         if self.spec.role is Role.CLONE:
             kinds["state"] = socket.SOCK_STREAM
@@ -82,7 +79,7 @@ class Vmm(Sandbox):
         return VmFds(console=self._console.writer, **inherited)
 
     async def start(self) -> None:
-        """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
+        """Raise `HostError` or `CellError`."""
         await anyio.to_thread.run_sync(self.make)
         spec = self.spec
         jail = replace(self.jail_spec(spec.root), binds=spec.binds)
@@ -107,17 +104,15 @@ class Vmm(Sandbox):
             raise CellError(what, where=exc.where) from exc
 
     def panic(self) -> str:
-        """The guest kernel's panic, escaped, or empty."""
         return self._console.panic()
 
     # ---- as Sandbox
 
     def console(self) -> bytes:
-        """Its last 64 KiB; guest-controlled."""
         return self._console.read()
 
     def cause_of_death(self) -> str:
-        """Names the wire's end, which looks like the owner's."""
+        """The wire's end looks like the owner's."""
         cause, end = super().cause_of_death(), self.end()
         if self.wire is None or end is None or end.cause != "owner":
             return cause
@@ -127,7 +122,6 @@ class Vmm(Sandbox):
         return self.wire.explain(wire_end)
 
     def explain(self, end: JailEnd) -> str:
-        """A panic, else signal or status."""
         if panic := self.panic():
             return f"the guest's kernel panicked: {panic}"
         if end.signal is not None:
@@ -138,17 +132,15 @@ class Vmm(Sandbox):
         return f"the guest shut down or the VMM ended with status {end.status}{detail}"
 
     def fatal_oom_kills(self) -> int:
-        """All: its group holds only the VMM."""
+        """Its group holds only the VMM."""
         return self.oom_kills()
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """The guest agent is the sensor."""
         return await watch_guest(self.client, paths)
 
     # ----
 
     async def unmake(self) -> Destruction:
-        """Besides, the channel, the port and the wire end."""
         try:
             await self.client.aclose()
             await self.companions.aclose()
@@ -168,7 +160,7 @@ class Vmm(Sandbox):
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
-    """As `Vmm.start`; leaves nothing if it fails."""
+    """Start it, and leave nothing if that fails."""
     async with owned(Vmm(spec, home), owner) as vmm:
         await vmm.start()
     return vmm
@@ -179,7 +171,7 @@ _MAX_EVENTS: Final = 256
 
 
 class Qmp:
-    """The monitor's client: one command at a time.
+    """The monitor's client runs one command at a time.
 
     The VMM may be compromised: answers are bounded, strictly parsed, with deadlines. All methods
     raise `CellError`.
@@ -193,7 +185,6 @@ class Qmp:
         self._events: deque[Mapping[str, Any]] = deque(maxlen=_MAX_EVENTS)
 
     async def greet(self, *, timeout_s: float = 20.0) -> None:
-        """Await the monitor; enter command mode."""
         with anyio.move_on_after(timeout_s):
             while "QMP" not in await self._line():
                 continue
@@ -209,7 +200,7 @@ class Qmp:
         fd: int | None = None,
         timeout_s: float = 20.0,
     ) -> Any:  # noqa: ANN401 - JSON
-        """Run a command; its answer. `fd` is sent along."""
+        """Return its answer. `fd` is sent along."""
         message = {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
         with anyio.move_on_after(timeout_s):
             await self._send(json.dumps(message).encode() + b"\n", fd)
@@ -226,7 +217,7 @@ class Qmp:
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
-        """Wait for migration; needs its events capability."""
+        """It needs the capability `events`."""
         with anyio.move_on_after(timeout_s):
             while True:
                 event = self._events.popleft() if self._events else await self._line()
@@ -241,11 +232,9 @@ class Qmp:
         raise self._late("did not finish moving the device state")
 
     def forget_events(self) -> None:
-        """Drop past events, so that none is waited for."""
         self._events.clear()
 
     def close(self) -> None:
-        """Disconnect from the monitor."""
         self._socket.close()
 
     def _late(self, what: str) -> CellError:
@@ -293,7 +282,7 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """The guest's serial console. The caller closes `writer`, the VMM's end."""
+    """The caller closes `writer`, the VMM's end."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
@@ -304,7 +293,7 @@ class Console:
         self._open = True
 
     def read(self) -> bytes:
-        """Its last 64 KiB; guest-controlled."""
+        """Return its last 64 KiB; the guest controls them."""
         # All that is in the pipe: a VMM that writes on and on does not hold up the caller
         for _ in range(_READS if self._open else 0):
             with suppress(BlockingIOError):
@@ -312,7 +301,6 @@ class Console:
         return self._kept.kept
 
     def panic(self) -> str:
-        """The guest kernel's panic, or empty."""
         match = _PANIC.search(self.read())
         return printable(match[1]) if match else ""
 

@@ -1,8 +1,7 @@
 """The wire: relays frames between VMM and port, in its own jail.
 
-QEMU takes no packet socket; ordinary users have no tun device. An unprivileged program
-(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM. The link has
-its own namespace; the packet socket opens before anything hostile is read.
+An unprivileged program (`native/wire/`) holds both descriptors and the VMM's lifeline: its end
+kills the VMM. The packet socket opens before anything hostile is read.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _NET_SETTINGS: Final = "/proc/sys/net"
 
 
 class Wire(Sandbox):
-    """In the VMM's groups; destroyed before it."""
+    """It is in the VMM's groups, and destroyed before it."""
 
     def __init__(self, vmm: Vmm, port: GivenPort, home: Path) -> None:
         self._port, self._vmm = port, vmm
@@ -61,7 +60,7 @@ class Wire(Sandbox):
         super().__init__(spec, identity=hold_identity(), home=home)
 
     async def start(self) -> None:
-        """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
+        """Raise `HostError` or `CellError`."""
         try:
             root = await anyio.to_thread.run_sync(self._make_root)
             await anyio.to_thread.run_sync(self.make)
@@ -78,7 +77,6 @@ class Wire(Sandbox):
         await self._expect(_RELAYS, "did not open its link")
 
     def explain(self, end: JailEnd) -> str:
-        """Return how its wire ended."""
         if end.signal is not None:
             return f"its wire was killed by signal {signal_name(end.signal)}"
         return f"its wire ended: {self.diagnosis() or f'status {end.status}'}"
@@ -137,7 +135,7 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
-    """Attach the VMM to the port. Raises `HostError`, `CellError`."""
+    """Raise `HostError` or `CellError`."""
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:
         vmm.wire = wire  # Before it starts: its destruction counts as the VMM's
         await wire.start()

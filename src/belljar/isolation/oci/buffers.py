@@ -25,7 +25,7 @@ _MAX_READ_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """A container's sockets, seen by its guest agent's `/proc/PID/net`. `end`: from any thread."""
+    """`end` is called from any thread."""
 
     agent: int
     max_bytes: int
@@ -37,7 +37,7 @@ _lock: Final = threading.Lock()
 
 
 def watch(cell_id: str, buffers: Buffers) -> None:
-    """Look at them until `forget`, in one thread for all cells."""
+    """One thread looks at all cells, until `forget`."""
     with _lock:
         is_first = not _watched
         _watched[cell_id] = buffers
@@ -46,13 +46,12 @@ def watch(cell_id: str, buffers: Buffers) -> None:
 
 
 def forget(cell_id: str) -> None:
-    """Look no more. Idempotent."""
     with _lock:
         _watched.pop(cell_id, None)
 
 
 def held_bytes(agent: int, max_bytes: int) -> int:
-    """Return what waits in them, or more than `max_bytes`."""
+    """Return the bytes that wait, or more than `max_bytes`."""
     total = 0
     for name, base in _FILES.items():
         with (

@@ -83,7 +83,7 @@ BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec(SandboxSpec):
-    """One container; its bundle's directory is first."""
+    """Its first directory is the bundle's."""
 
     shape: OciShape
     root: ProgramRoot
@@ -95,8 +95,6 @@ class ContainerSpec(SandboxSpec):
 
 
 class Container(Sandbox):
-    """Made by `start_container`."""
-
     def __init__(self, spec: ContainerSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec = spec
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
@@ -108,7 +106,7 @@ class Container(Sandbox):
         super().__init__(spec, identity=identity, home=home, recorder=recorder)
 
     async def start(self) -> None:
-        """Journal, create, start, attach, renew. Raises `HostError`, `CellError`."""
+        """Raise `HostError` or `CellError`."""
         await anyio.to_thread.run_sync(self._make_files)
         spec = self.spec
         network: Literal["", "plain", "covered"] = "covered" if self._is_gvisor else "plain"
@@ -155,7 +153,6 @@ class Container(Sandbox):
     # ---- as Sandbox
 
     def explain(self, end: JailEnd) -> str:
-        """Name the reached limit, or say that none is known."""
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
@@ -164,19 +161,19 @@ class Container(Sandbox):
         return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
 
     def fatal_oom_kills(self) -> int:
-        """And 1 for sockets that held what its group does not count."""
+        """Add 1 for sockets that held what its group does not count."""
         return super().fatal_oom_kills() + self._is_full
 
     def refused_forks(self) -> int:
-        """At least 1 at the inner limit, as refusals are unseen."""
+        """Return at least 1 at the inner limit: refusals are unseen."""
         return super().refused_forks() + self._is_crowd(self.count_processes()[1])
 
     def processes_full(self) -> bool:
-        """False for gVisor: its agent counts processes."""
+        """gVisor's agent counts processes itself."""
         return self._is_crowd(self.count_processes()[0])
 
     def disk_full(self) -> bool:
-        """False for an ordinary user, who can't look."""
+        """An ordinary user can't look."""
         try:
             found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
         except OSError:
@@ -184,7 +181,6 @@ class Container(Sandbox):
         return not found.f_bavail or not found.f_favail
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """By inode marks, or gVisor's trace."""
         if self._is_gvisor:
             from belljar.isolation.oci.trace import watch_sandbox
 
@@ -235,7 +231,7 @@ class Container(Sandbox):
         jail.go_on()  # or says how the stage ended
 
     def jail_mounts(self) -> tuple[JailMount, ...]:
-        """All host files that the runtime's jail can see."""
+        """Return all host files that the jail can see."""
         spec, identity = self.spec, self.identity.jail
         shift = None
         if identity.privileged and identity.uids is not None:
@@ -316,7 +312,6 @@ class Container(Sandbox):
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
 
     async def unmake(self) -> Destruction:
-        """Besides, the channel ends."""
         try:
             await self.client.aclose()
         finally:

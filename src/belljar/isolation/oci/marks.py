@@ -1,7 +1,6 @@
 """A container's file sensor: inotify marks on its files, from outside.
 
-Marks follow the inode, so links and new names too. The container neither sees nor waits. The kernel
-merges equal entries, and drops beyond 16,384. It names no process.
+The kernel merges equal entries, and drops beyond 16,384. It names no process.
 
 For files only the cell's root may read, an ordinary user's helper process enters the cell's user
 namespace and marks them in a queue that it inherits.
@@ -65,7 +64,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def mark_files(queue: int, root: int, paths: Sequence[str]) -> _Marks:
-    """Mark files below a hostile `root`: paths by number; errors."""
+    """Return paths by number, and errors. `root` is hostile."""
     files, missing = dict[int, str](), dict[str, str]()
     for path in paths:
         try:
@@ -122,7 +121,6 @@ def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
 
 
 def main() -> None:
-    """The helper: queue and pid arguments, paths on stdin."""
     queue, agent = map(int, sys.argv[2:])
     with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
         _checked(_libc.setns(namespace.fileno(), _CLONE_NEWUSER))
@@ -131,8 +129,6 @@ def main() -> None:
 
 
 class MarkWatch(QueueWatch):
-    """The sensor of a container."""
-
     sensor = "inotify"
 
     def __init__(
@@ -166,7 +162,7 @@ class MarkWatch(QueueWatch):
 async def watch_container(
     jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads
 ) -> FileWatch:
-    """Watch a container's files. Raises `HostError`, `CellError`."""
+    """Raise `HostError` or `CellError`."""
     return await anyio.to_thread.run_sync(_watch, jail_pid, paths, own_reads)
 
 

@@ -1,7 +1,6 @@
 """Unpacked images: `trees/<image digest>/{root/…,tree.json}`, read-only to cells.
 
-Unpacked in a jail whose ids own only trees, so setuid files never become root's. Trees appear
-whole; cells lock theirs.
+They are unpacked in a jail whose ids own only trees, so setuid files never become root's.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _EXPANSION: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTree:
-    """An unpacked image; `first_uid`, `first_gid`: host ids of 0."""
+    """`first_uid` and `first_gid` are the host ids of 0."""
 
     root: Path
     first_uid: int
@@ -53,7 +52,7 @@ class ImageTree:
 
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
-    """The image's tree, locked; None without a whole one."""
+    """Yield the image's locked tree, or None."""
     directory, tree = home / "trees" / image.digest, None
     with ExitStack() as held:
         with suppress(FileNotFoundError):
@@ -65,7 +64,7 @@ def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None) -> ImageTree:
-    """The image's tree, made if missing, kept while `held` is open. Raises `HostError`."""
+    """Make it if missing; keep it while `held` is open. Raises `HostError`."""
     with ExitStack() as briefly:
         hold = (briefly if held is None else held).enter_context
         if (tree := hold(hold_tree(home, image))) is not None:
@@ -83,7 +82,7 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
 
 
 async def sweep_trees(home: Path) -> None:
-    """Remove half-made trees and gone images', with ids of its own."""
+    """Remove half-made trees and those of removed images."""
     with suppress(HostError):
         tree_identity()
         if _rubbish(home):
@@ -179,7 +178,7 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Run it over the trees' ids; return its output on failure."""
+    """Return its output on failure."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     identity, ids = tree_identity()
     spec = JailSpec(
@@ -221,7 +220,7 @@ async def remove_unpacked(home: Path, directory: Path) -> None:
 
 
 async def _sweep(home: Path) -> None:
-    """Under the writers' lock: partial trees are orphans."""
+    """Call it under the writers' lock: partial trees are orphans."""
     for directory in await anyio.to_thread.run_sync(_rubbish, home):
         await _remove(directory, home)
 
@@ -247,7 +246,7 @@ async def _remove(directory: Path, home: Path) -> None:
 
 
 def inner_tmp(tree: Path, root: str) -> str:
-    """The image's /tmp in the jail, else "". Follows no link."""
+    """Return the image's /tmp in the jail, or "". Follows no link."""
     try:
         is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
     except OSError:
