@@ -208,7 +208,7 @@ def _is_there(need: Need) -> bool:
     path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if path is None or not need.needed_min:
         return path is not None
-    match = _VERSION.search(ask_text(path, ("--version",)))
+    match = _VERSION.search(ask_text(path, "--version"))
     return match is not None and at_least(match[1], need.needed_min)
 
 

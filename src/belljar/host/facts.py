@@ -16,8 +16,9 @@ from typing import Final
 from belljar.host import cgroups
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
 from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, runtime_facts
-from belljar.host.tools import ids_fact, tool_facts, tools_for
+from belljar.host.tools import ids_fact, tool_facts
 from belljar.package import program_path
+from belljar.process import PROC
 from belljar.store.home import belljar_home
 
 _MIB: Final = 1 << 20
@@ -42,12 +43,11 @@ def gather_facts(
     prove_kvm: ProveKvm | None = None,
     prove_runtime: ProveRuntime | None = None,
     doubt: bool = False,
-    proc: Path = Path("/proc"),
 ) -> HostFacts:
     """`doubt`: remembered failures are ignored."""
-    home = home or belljar_home()
+    home, proc = home or belljar_home(), PROC
     arch, is_root = platform.machine(), os.geteuid() == 0
-    tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
+    tools = tool_facts(arch, home / "facts" / "tools.json")
     cpus = [line.partition(":") for line in _text(proc / "cpuinfo").splitlines()]
     models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
     cpu_model, kernel_release = next(models, arch), platform.release()
@@ -75,7 +75,7 @@ def gather_facts(
         memory_total_mib=min(total, total if limit is None else limit) // _MIB,
         home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
-        userns=userns_fact(proc, is_root=is_root),
+        userns=_userns_fact(is_root=is_root),
         cgroup=cgroups.cgroup_fact(found, is_root=is_root),
         tools=tools,
         runtimes=runtime_facts(
@@ -86,7 +86,7 @@ def gather_facts(
         ),
         ids=ids_fact(is_root=is_root),
         open_files_max=open_files_max,
-        cores=_cores(proc),
+        cores=core_fact(),
         network_namespaces=(proc / "self/ns/net").exists(),
         network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
         modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
@@ -113,11 +113,11 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _cores(proc: Path) -> CoreFact:
+def core_fact(pattern_file: Path = PROC / "sys/kernel/core_pattern") -> CoreFact:
     """An unreadable pattern counts as a program."""
     can_limit = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0
     try:
-        pattern = (proc / "sys/kernel/core_pattern").read_text(errors="replace").strip()
+        pattern = pattern_file.read_text(errors="replace").strip()
     except OSError as exc:
         unknown = f"for all that is known: core_pattern can't be read: {exc.strerror}"
         return CoreFact(state=CoreState.PROGRAM, pattern=unknown, can_limit=can_limit)
@@ -130,15 +130,15 @@ def _number(file: Path, default: int) -> int:
     return int(text) if text.isdigit() else default
 
 
-def userns_fact(proc: Path, *, is_root: bool) -> UsernsFact:
-    if _number(proc / "sys/user/max_user_namespaces", -1) == 0:
+def _userns_fact(*, is_root: bool) -> UsernsFact:
+    if _number(PROC / "sys/user/max_user_namespaces", -1) == 0:
         reason = "user.max_user_namespaces is 0"
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
     elif not (reason := try_namespaces()):
         return UsernsFact(available=True)
     else:
         hint, switch = _UNKNOWN_HINT, "sys/kernel/apparmor_restrict_unprivileged_userns"
-        if not is_root and _text(proc / switch).strip() == "1":
+        if not is_root and _text(PROC / switch).strip() == "1":
             reason = f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)"
             hint = f"allow {program_path('jail')} by the AppArmor profile in docs/tiers.md"
     return UsernsFact(available=False, reason=reason, hint=hint)

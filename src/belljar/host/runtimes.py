@@ -6,11 +6,9 @@ silently. Success is remembered for good, a runtime's failure for `REFUTED_FOR_S
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,16 +18,8 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import json_of, replace
 from belljar.errors import BelljarError
+from belljar.host import tools
 from belljar.host.model import RuntimeFact, Trial, TrialState
-from belljar.host.tools import (
-    SEARCH_PATH,
-    at_least,
-    cached_version,
-    file_identity,
-    own_programs,
-    read_json,
-    write_json,
-)
 
 # Each tier's runtime, and the least version.
 RUNTIMES: Final = {"container": ("runc", "1.1"), "gvisor": ("runsc", "20231009")}
@@ -81,8 +71,8 @@ def runtime_facts(
         fact = _look(tier, name, needed_min, cache_file)
         if fact.state is not TrialState.UNUSABLE:
             # Another build of Belljar's own programs may fail where an older one ran.
-            ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
-            key = f"{fact.tier}, {file_identity(fact.path)}, kernel {kernel_release}, {ours}"
+            ours = f"uid {os.geteuid()}, belljar's {tools.own_programs('agent', 'jail')}"
+            key = f"{fact.tier}, {tools.file_identity(fact.path)}, kernel {kernel_release}, {ours}"
             tried = _tried(
                 cache_file,
                 key,
@@ -107,8 +97,7 @@ def parse_version(kind: str, text: str) -> str:
 
 
 def _look(tier: str, name: str, needed_min: str, cache_file: Path) -> RuntimeFact:
-    # An ordinary user's PATH often lacks /usr/sbin, where Debian has runc.
-    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
+    path = tools.find_program(name)
     fact = RuntimeFact(
         tier=tier,
         name=name,
@@ -120,11 +109,9 @@ def _look(tier: str, name: str, needed_min: str, cache_file: Path) -> RuntimeFac
     if path is None:
         return replace(fact, reason=f"{name} is missing, or no program that this user can run")
     # Cached: asking takes longer than starting a container.
-    version = cached_version(
-        path, ("--version",), cache_file, read=lambda text: parse_version(name, text)
-    )
+    version = tools.cached_version(path, "--version", cache_file, read=partial(parse_version, name))
     fact = replace(fact, version=version)
-    if not at_least(version, needed_min):
+    if not tools.at_least(version, needed_min):
         reason = f"{name} {version or 'of no version'} is too old: {needed_min} or newer is needed"
         return replace(fact, reason=reason)
     return replace(fact, state=TrialState.UNPROVEN, hint="")
@@ -138,15 +125,14 @@ def _tried(
     doubt: bool,
     refuted_for_s: float,
 ) -> Trial:
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
-    entry: Any = read_json(cache_file).get(name)
+    entry: Any = tools.read_json(cache_file).get(key)
     with suppress(TypeError, KeyError, ValueError):  # an entry that is damaged, or missing
         state = TrialState(entry["state"])
         # From 0 on: after the clock was set back no result is recent.
         is_recent = 0 <= time.time() - float(entry["at_s"]) < refuted_for_s
         is_believed = state is TrialState.PROVEN or prove is None or (is_recent and not doubt)
         is_outcome = state in {TrialState.PROVEN, TrialState.REFUTED}
-        if entry["for"] == key and is_believed and is_outcome:
+        if is_believed and is_outcome:
             return Trial(state=state, reason=str(entry["reason"]), hint=str(entry["hint"]))
     if prove is None:
         return Trial(state=TrialState.UNPROVEN)
@@ -155,6 +141,6 @@ def _tried(
     except BelljarError as exc:
         # Not remembered: that nothing could be tried says nothing.
         return Trial(state=TrialState.UNPROVEN, reason=exc.what, hint=exc.hint)
-    entry = {**json_of(trial), "at_s": int(time.time()), "for": key}
-    write_json(cache_file, {**read_json(cache_file), name: entry})
+    entry = {**json_of(trial), "at_s": int(time.time())}
+    tools.write_json(cache_file, {**tools.read_json(cache_file), key: entry})
     return trial

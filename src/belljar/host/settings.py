@@ -16,7 +16,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import PolicyError, host_errors
 from belljar.policy.limits import Risk
 from belljar.policy.loaded import LoadedPolicy
-from belljar.units import did_you_mean, kind_of, listed, printable
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy.model import Policy
@@ -39,9 +39,6 @@ class Settings:
     upstreams: Upstreams | None = None
     least_risk_from: str = ""
     upstreams_from: str = ""
-
-
-_KINDS: Final[dict[str, type[Enum]]] = {"least_risk": Risk, "upstreams": Upstreams}
 
 
 def environment_at_start() -> dict[str, str]:
@@ -71,33 +68,25 @@ def read_settings() -> Settings:
 
 def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
     """Raise `PolicyError` with its position."""
-    from belljar.policy.yaml_tree import Mark, closest_mark, read_tree
+    from pydantic import ConfigDict, ValidationError, create_model
 
-    def refused(what: str, mark: Mark) -> PolicyError:
-        where = f"{printable(source)}:{mark.line}:{mark.column}"
-        hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
-        return PolicyError(what, where=where, hint=hint)
+    from belljar.policy.load import problems_of, refusal
+    from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text)
-    for first in tree.problems:
-        field = f"{first.field}: " if first.field else ""
-        raise refused(f"{field}{first.message}", first.mark)
-    written = {} if tree.value is None else tree.value  # None: only comments
-    if not isinstance(written, dict):
-        what = f"settings are a mapping of fields, but this is {kind_of(written)}"
-        raise refused(what, closest_mark(tree, ()))
-    found: dict[str, Any] = {}
-    for name, value in written.items():
-        if name not in _KINDS:
-            mark = closest_mark(tree, (name,), key=True)
-            raise refused(f"{name}: there is no such setting", mark)
+    problems = tuple(tree.problems)
+    if not problems:
+        strict = ConfigDict(extra="forbid", hide_input_in_errors=True)
+        fields: dict[str, Any] = {"least_risk": (Risk, Risk.LOW), "upstreams": (Upstreams, None)}
+        model = create_model("SettingsFile", __config__=strict, **fields)
         try:
-            found[name] = _KINDS[name](value)
-        except ValueError:
-            words = [str(word.value) for word in _KINDS[name]]
-            what = f"{name}: is not one of {listed(words)}{did_you_mean(value, words)}"
-            raise refused(what, closest_mark(tree, (name,))) from None
-    return found
+            # None: only comments
+            found = model.model_validate({} if tree.value is None else tree.value)
+            return found.model_dump(exclude_unset=True)
+        except ValidationError as error:
+            problems = problems_of(error, tree)
+    hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
+    raise refusal(problems[:1], source, hint=hint)
 
 
 def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Settings:

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from belljar.dataclass import dataclass
 from belljar.host.model import IdsFact, ToolFact
 from belljar.package import program_path
 from belljar.store.scratch import write_whole
@@ -30,53 +29,33 @@ _MAX_OUTPUT_CHARS: Final = 4096  # any program may have a tool's name
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    name: str
-    package: str
-    use: str
-    needed: bool = False
-    needed_min: str = ""
-    tier: str = "microvm"
-    version_argv: tuple[str, ...] = ("--version",)
-
-
-def tools_for(arch: str) -> tuple[Tool, ...]:
+def tool_facts(arch: str, cache_file: Path) -> tuple[ToolFact, ...]:
     """Return needed ones first."""
     qemu = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}.get(arch, "qemu-system")
-    ask = ("-version",)
+    fact, squashfs = partial(tool_fact, cache_file), "squashfs-tools"
+    unpacking = "unpacking images for containers and gVisor"
     return (
-        Tool(f"qemu-system-{arch}", qemu, "the microVM", needed=True, needed_min=QEMU_MIN),
-        Tool("mmdebstrap", "mmdebstrap", "building images"),
-        Tool("mksquashfs", "squashfs-tools", "packing images", version_argv=ask),
-        Tool("skopeo", "skopeo", "importing images"),
-        Tool("buildah", "buildah", "building images from Dockerfiles"),
-        Tool(
-            "unsquashfs",
-            "squashfs-tools",
-            "unpacking images for containers and gVisor",
-            needed=True,
-            tier="oci",
-            version_argv=ask,
-        ),
-        Tool("nft", "nftables", "ranges' packet rules", needed_min=NFT_MIN, tier="network"),
+        fact(f"qemu-system-{arch}", qemu, "the microVM", needed=True, needed_min=QEMU_MIN),
+        fact("mmdebstrap", "mmdebstrap", "building images"),
+        fact("mksquashfs", squashfs, "packing images", option="-version"),
+        fact("skopeo", "skopeo", "importing images"),
+        fact("buildah", "buildah", "building images from Dockerfiles"),
+        fact("unsquashfs", squashfs, unpacking, needed=True, tier="oci", option="-version"),
+        fact("nft", "nftables", "ranges' packet rules", needed_min=NFT_MIN, tier="network"),
     )
 
 
-def tool_facts(
-    tools: tuple[Tool, ...], cache_file: Path, *, search_path: str = SEARCH_PATH
-) -> tuple[ToolFact, ...]:
-    return tuple(_fact(tool, cache_file, search_path) for tool in tools)
+def find_program(name: str) -> str | None:
+    """An ordinary user's PATH often lacks /usr/sbin, where Debian has some."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
 
 
-def cached_version(
-    path: str, argv: tuple[str, ...], cache_file: Path, *, read: Callable[[str], str]
-) -> str:
+def cached_version(path: str, option: str, cache_file: Path, *, read: Callable[[str], str]) -> str:
     """Cached until its file changes; "" if it is silent."""
     key, cached = f"version of {file_identity(path)}", read_json(cache_file)
     if isinstance(known := cached.get(key), str):
         return known
-    if version := read(ask_text(path, argv)):
+    if version := read(ask_text(path, option)):
         write_json(cache_file, {**cached, key: version})
     return version
 
@@ -92,27 +71,36 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("~")[0].split(".") if part.isdigit())
 
 
-def _fact(tool: Tool, cache_file: Path, search_path: str) -> ToolFact:
-    path = shutil.which(tool.name, path=f"{os.environ.get('PATH', '')}:{search_path}")
-    version = ""
+def tool_fact(
+    cache_file: Path,
+    name: str,
+    package: str,
+    use: str,
+    *,
+    needed: bool = False,
+    needed_min: str = "",
+    tier: str = "microvm",
+    option: str = "--version",
+) -> ToolFact:
+    """`option` has it print its version."""
+    version, path = "", find_program(name)
     if path is not None:
-        first = partial(re.findall, _VERSION)
         version = cached_version(
-            path, tool.version_argv, cache_file, read=lambda text: next(iter(first(text)), "")
+            path, option, cache_file, read=lambda text: next(iter(_VERSION.findall(text)), "")
         )
-    ok = path is not None and at_least(version, tool.needed_min)
-    needed = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
-    hint = f"run `belljar setup`, or install {tool.package}{needed if tool.needed_min else ''}"
+    ok = path is not None and at_least(version, needed_min)
+    at_least_min = f" {needed_min} or newer (Debian 12: from bookworm-backports)"
+    hint = f"run `belljar setup`, or install {package}{at_least_min if needed_min else ''}"
     return ToolFact(
-        name=tool.name,
-        use=tool.use,
-        needed=tool.needed,
+        name=name,
+        use=use,
+        needed=needed,
         path=path or "",
         version=version,
-        needed_min=tool.needed_min,
+        needed_min=needed_min,
         ok=ok,
         hint="" if ok else hint,
-        tier=tool.tier,
+        tier=tier,
     )
 
 
@@ -129,11 +117,11 @@ def own_programs(*names: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
+def ask_text(path: str, option: str) -> str:
     """Return its output's start, "" if it can't run."""
     try:
         done = subprocess.run(
-            [path, *version_argv],
+            [path, option],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT_S,

@@ -291,7 +291,7 @@ def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
 
 
 def _qemu_version(program: Path) -> str:
-    match = re.search(_QEMU_VERSION, ask_text(str(program), ("-version",)))
+    match = re.search(_QEMU_VERSION, ask_text(str(program), "-version"))
     if match is None or not at_least(match[2], QEMU_MIN):
         said = "of an unknown version" if match is None else match[2]
         what = f"QEMU {said} is no good; {QEMU_MIN} or newer is needed"

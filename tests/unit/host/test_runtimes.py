@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from belljar.errors import HostError
-from belljar.host import runtimes
+from belljar.host import runtimes, tools
 from belljar.host.model import RuntimeFact, Trial, TrialState
 from belljar.host.runtimes import ProveRuntime, parse_version, runtime_facts
 from belljar.host.tools import own_programs
@@ -99,7 +99,7 @@ def test_another_build_of_ours_is_another_proof(
 ) -> None:
     """The launcher and the guest agent are half of what is tried."""
     file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
-    monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
+    monkeypatch.setattr(tools, "own_programs", lambda *names: f"{names} {build}")
     assert facts(tmp_path, file, prove=lambda _: Trial.of("")).state is TrialState.PROVEN
     build = "two"
     assert facts(tmp_path, file).state is TrialState.UNPROVEN

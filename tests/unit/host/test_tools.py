@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host.tools import Tool, tool_facts
-
-VMM = Tool(name="vmm", package="vmm-package", use="the microVM", needed=True, needed_min="8.2")
+from belljar.host.tools import tool_fact
 
 
 @pytest.mark.parametrize(
@@ -30,5 +28,5 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (fact,) = tool_facts((VMM,), tmp_path / "tools.json", search_path="/nonexistent")
+    fact = tool_fact(tmp_path / "tools.json", "vmm", "vmm-package", "the VM", needed_min="8.2")
     assert (fact.version, fact.ok) == (version, ok)
