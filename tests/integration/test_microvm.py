@@ -25,8 +25,7 @@ from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.clone import open_vm
-from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.template import ensure_template, open_vm
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.proofs import boots_under
 from belljar.plan.model import MicrovmPlan

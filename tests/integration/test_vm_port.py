@@ -27,8 +27,7 @@ from tests.integration.test_microvm import cgroups_of, left_of
 from belljar.cell.ranges import range_port
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.clone import open_vm
-from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.template import ensure_template, open_vm
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.reap import list_cells
 from belljar.isolation.renewal import GivenPort

@@ -27,7 +27,7 @@ from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
-from belljar.isolation.microvm.template import find_key
+from belljar.isolation.microvm.template import find_job
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.policy.limits import Tier
 from belljar.store.home import HINT_SPACE
@@ -105,9 +105,9 @@ async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> Save
     live, parts = cell._live, origin.parts
     if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
         return None
-    find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
-    key, _root = await anyio.to_thread.run_sync(find)
-    return await save_machine(live, directory, key)
+    find = partial(find_job, parts.plan, parts.image, parts.kernel, origin.home)
+    job = await anyio.to_thread.run_sync(find)
+    return await save_machine(live, directory, job.key)
 
 
 def _checked_origin(cell: Cell) -> CellOrigin:

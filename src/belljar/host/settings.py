@@ -81,8 +81,9 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
         model = create_model("SettingsFile", __config__=strict, **fields)
         try:
             # None: only comments
-            found = model.model_validate({} if tree.value is None else tree.value)
-            return found.model_dump(exclude_unset=True)
+            read = model.model_validate({} if tree.value is None else tree.value)
+            found: dict[str, Any] = read.model_dump(exclude_unset=True)
+            return found
         except ValidationError as error:
             problems = problems_of(error, tree)
     hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
