@@ -9,7 +9,6 @@ import errno
 import os
 import posixpath
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -25,14 +24,6 @@ from belljar.units import printable
 MAX_DEPTH: Final = 32
 # A file may grow while it is read: it is read in pieces, up to its limit.
 _CHUNK_BYTES: Final = 1 << 20
-# The same on every architecture (Linux 5.6).
-_OPENAT2: Final = 437
-# From linux/openat2.h: Python has no names for them.
-_RESOLVE_NO_MAGICLINKS: Final = 0x02
-# Neither an absolute link nor `..` leads out of the directory: EXDEV (openat2(2)).
-_RESOLVE_BENEATH: Final = 0x08
-# For EAGAIN: something is renamed meanwhile (openat2(2)).
-_TRIES: Final = 16
 # Opening a FIFO would wait for ever, and opening a terminal could make it ours.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # A link in place of a directory is refused, not followed.
@@ -81,23 +72,14 @@ def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
 
 
 def _opened(at: int, name: str) -> int:
-    import ctypes  # late: few policies name files
+    from belljar import libc  # late: few policies name files
 
-    # C would take the name to end there, and open another file than the one that was checked.
-    if "\0" in name:
-        raise ValueError("embedded null byte")
-    libc, path = ctypes.CDLL(None, use_errno=True), os.fsencode(name)
-    how = struct.pack("=QQQ", _READ, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    number = errno.EAGAIN
-    for _ in range(_TRIES):
-        fd = int(libc.syscall(_OPENAT2, at, path, how, len(how)))
-        if fd >= 0:
-            return fd
-        if (number := ctypes.get_errno()) != errno.EAGAIN:
-            break
-    if number == errno.EXDEV:
-        raise OutsideError("a link leads out of its directory")
-    raise OSError(number, os.strerror(number), name)
+    try:
+        return libc.openat2(at, name, _READ, libc.BENEATH | libc.NO_MAGICLINKS)
+    except OSError as exc:
+        if exc.errno == errno.EXDEV:
+            raise OutsideError("a link leads out of its directory") from exc
+        raise
 
 
 def check_below(path: Path, directory: Path) -> None:

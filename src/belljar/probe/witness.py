@@ -6,7 +6,6 @@ What a killed owner leaves in /tmp, the next watch (or `belljar reap`) removes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
@@ -20,6 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
+from belljar import libc
 from belljar.probe.judge import Router, Sight
 from belljar.probe.model import Witness
 from belljar.process import ProcessId, close_all, identify, is_alive, namespaces_of
@@ -293,16 +293,12 @@ _TOUCHES: Final = 0xFFF & ~0x018
 @contextmanager
 def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
     """Yield a function: did anything happen since its last call? Raises `OSError`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = libc.inotify_queue()
     try:
-        if fd < 0 or libc.inotify_add_watch(fd, os.fsencode(path), _TOUCHES) < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        libc.inotify_add(fd, str(path), _TOUCHES)
         yield partial(_happened, fd)
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
 
 
 def _happened(fd: int) -> bool:

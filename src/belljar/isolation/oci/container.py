@@ -184,7 +184,8 @@ class Container(Sandbox):
             return await watch_sandbox(self._trace, paths, self.client.own_reads)
         from belljar.isolation.oci.marks import watch_container
 
-        return await watch_container(self.host_pid, paths, self.client.own_reads)
+        own_reads = self.client.own_reads
+        return await anyio.to_thread.run_sync(watch_container, self.host_pid, paths, own_reads)
 
     # ----
 

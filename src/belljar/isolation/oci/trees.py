@@ -5,7 +5,6 @@ They are unpacked in a jail whose ids own only trees, so setuid files never beco
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from belljar.image.store import Image, verify
 from belljar.isolation.identity import tree_identity
 from belljar.isolation.jail import start_jail
 from belljar.isolation.program_root import STORE_HINT, ensure_unpacker_root
+from belljar.libc import sync_file_system
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.journal import new_cell_id
@@ -128,9 +128,7 @@ async def _make(image: Image, home: Path) -> None:
         (partial_tree / "tree.json").write_text(json.dumps(description))
         fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(partial_tree))
+            sync_file_system(fd)
         finally:
             os.close(fd)
         partial_tree.rename(home / "trees" / image.digest)
