@@ -75,7 +75,7 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
     return KillOrder(
         kill_id=f"k-{secrets.token_hex(6)}",
         scope=scope,
-        reason=_bounded(reason),
+        reason=printable(" ".join(reason.split()), max_chars=MAX_REASON_CHARS) or NO_REASON,
         by=_whoami(),
         at=iso_time(time.time()),
         rule=rule,
@@ -213,10 +213,6 @@ def _read(path: Path, *, scope: str) -> KillOrder | None:
         for name in field_names(KillOrder)
     }
     return KillOrder(**shown)
-
-
-def _bounded(reason: str) -> str:
-    return printable(" ".join(reason.split()), max_chars=MAX_REASON_CHARS) or NO_REASON
 
 
 def _whoami() -> str:

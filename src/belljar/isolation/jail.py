@@ -15,7 +15,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -53,14 +52,9 @@ class JailEnd:
     cause: str
 
 
-def launcher_path() -> Path:
-    """Raise `HostError` when it is missing."""
-    return package_program("jail", "the jail's launcher", mode=os.X_OK)
-
-
 def measure_counter_khz() -> int:
     """Return 0 without a counter. Blocks 50 ms. Raises `HostError`."""
-    launcher = str(launcher_path())
+    launcher = str(package_program("jail", mode=os.X_OK))
     argv = [launcher, "--measure-clock"]
     try:
         return int(subprocess.run(argv, capture_output=True, check=True, timeout=10, env={}).stdout)
@@ -84,6 +78,7 @@ def start_jail(
     All descriptors given stay the caller's. With `spec.network` the program starts only after
     `wait_network` and `go_on`.
     """
+    launcher = str(package_program("jail", mode=os.X_OK))
     pipes: list[tuple[int, int]] = []
     try:
         with exhaustion_as_host_error():
@@ -108,7 +103,7 @@ def start_jail(
     inherited = (lifeline_read, status_write, *kept, *(fd for fd in given if fd is not None))
     try:
         process = subprocess.Popen(
-            jail_argv(str(launcher_path()), spec, fds, program),
+            jail_argv(launcher, spec, fds, program),
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=diagnosis_write,
@@ -121,9 +116,8 @@ def start_jail(
     except BaseException as exc:
         close_all((lifeline_write, status_read, diagnosis_read, go_write))
         if isinstance(exc, OSError):
-            raise HostError(
-                f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())
-            ) from exc
+            what = f"the jail's launcher can't be run: {exc.strerror}"
+            raise HostError(what, where=launcher) from exc
         raise
     finally:
         close_all((lifeline_read, status_write, diagnosis_write, go_read))

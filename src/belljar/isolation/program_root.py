@@ -246,11 +246,11 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
     return ensure_root(home, recipe)
 
 
-def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
+def package_program(name: str, *, mode: int = os.R_OK) -> Path:
     """Raise `HostError` if it is missing."""
     path = program_path(name)
     if not os.access(path, mode):
-        what = f"{what or f'the {name}'} for {platform.machine()} is missing"
+        what = f"Belljar's program `{name}` for {platform.machine()} is missing"
         raise HostError(what, where=str(path), hint=PACKAGE_HINT)
     return path
 

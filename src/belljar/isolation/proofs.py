@@ -26,20 +26,10 @@ from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
+from belljar.plan import qemu
 from belljar.plan.jail import JailBind, JailLimits
 from belljar.plan.make import oci_limits
 from belljar.plan.oci import oci_shape
-from belljar.plan.qemu import (
-    DISK_PATH,
-    INITRD_PATH,
-    KERNEL_PATH,
-    Accel,
-    Role,
-    VmShape,
-    vmm_address_space_bytes,
-    vmm_memory_max_bytes,
-    vmm_processes,
-)
 from belljar.policy.limits import Resources, Tier
 from belljar.store.journal import Journal, new_cell_id
 from belljar.store.scratch import scratch_dir
@@ -123,28 +113,28 @@ _RAM_MIB: Final = 256
 
 
 async def boots_under(
-    accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
+    accel: qemu.Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
 ) -> Trial:
     """Boot kernel and agent. Raises `HostError`: a part is missing."""
     model = "host" if accel == "kvm" else "max"
-    shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
+    shape = qemu.VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
     limits = JailLimits(
-        memory_max_bytes=vmm_memory_max_bytes(shape),
+        memory_max_bytes=qemu.vmm_memory_max_bytes(shape),
         cpu_quota_percent=None,
-        processes=vmm_processes(shape),
+        processes=qemu.vmm_processes(shape),
         lifetime_s=deadline_s + 20,
-        address_space_bytes=vmm_address_space_bytes(shape),
+        address_space_bytes=qemu.vmm_address_space_bytes(shape),
     )
     with scratch_dir(home) as scratch:
         scratch.chmod(0o711)  # for the VMM's uid
         initrd, disk = scratch / "initrd", scratch / "disk"
         write_read_only(initrd, read_guest_parts(kernel).initramfs())
         write_read_only(disk, empty_disk())
-        binds = {KERNEL_PATH: kernel.vmlinuz, INITRD_PATH: initrd, DISK_PATH: disk}
+        binds = {qemu.KERNEL_PATH: kernel.vmlinuz, qemu.INITRD_PATH: initrd, qemu.DISK_PATH: disk}
         spec = VmmSpec(
             cell_id=new_cell_id(),
             kind="proof",
-            role=Role.TEMPLATE,
+            role=qemu.Role.TEMPLATE,
             shape=shape,
             limits=limits,
             root=ensure_vmm_root(home, accel),

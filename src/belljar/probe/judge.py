@@ -35,9 +35,11 @@ def judge(
     ]
     named = {probe.witness for probe in probes}
     findings += [
-        _finding(f"host.{witness}", Verdict.BREACHED, None, sights[witness].what, Side.HOST)
-        for witness in sights
-        if witness not in named and sights[witness].touched is True
+        Finding(
+            name=f"host.{witness}", verdict=Verdict.BREACHED, seen=sight.what, seen_by=Side.HOST
+        )
+        for witness, sight in sights.items()
+        if witness not in named and sight.touched is True
     ]
     return tuple(findings)
 
@@ -52,48 +54,28 @@ def judge_probe(
     probe: Probe, answer: AttemptReport | None, sights: Mapping[Witness, Sight], *, tier: str
 ) -> Finding:
     """The host's sight counts first, then the cell's report."""
-    found = partial(_finding, probe.name)
+    by_host = partial(Finding, name=probe.name, seen_by=Side.HOST)
+    if answer is not None:
+        by_host = partial(by_host, outcome=answer.outcome, detail=answer.detail)
+    by_guest = partial(by_host, seen_by=Side.GUEST)
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:
-        return found(Verdict.BREACHED, answer, sight.what, Side.HOST)
+        return by_host(verdict=Verdict.BREACHED, seen=sight.what)
     if answer is None:
-        return found(Verdict.VOID, None, "no answer came", Side.HOST)
+        return by_host(verdict=Verdict.VOID, seen="no answer came")
     if answer.outcome is AttemptOutcome.REACHED:
-        known = probe.expected.get(tier, "")
+        known, seen = probe.expected.get(tier, ""), "the cell says reached"
         # What the policy wills excuses the cell's word, and nothing that the host saw.
         if known and (sight is None or sight.touched is False):
-            return found(
-                Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
-            )
+            return by_guest(verdict=Verdict.CONTAINED, seen=seen, known=known)
         saw = f"; {sight.what}" if sight is not None else ""
-        return found(Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
+        return by_guest(verdict=Verdict.BREACHED, seen=f"{seen}{saw}")
     if answer.outcome is AttemptOutcome.ERROR:
-        return found(Verdict.VOID, answer, "it could not be tried", Side.GUEST)
+        return by_guest(verdict=Verdict.VOID, seen="it could not be tried")
     if sight is None:
-        return found(Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST)
+        return by_guest(verdict=Verdict.CONTAINED, seen=f"the cell says {answer.outcome}")
     verdict = Verdict.VOID if sight.touched is None else Verdict.CONTAINED
-    return found(verdict, answer, sight.what, Side.HOST)
-
-
-def _finding(
-    name: str,
-    verdict: Verdict,
-    answer: AttemptReport | None,
-    seen: str,
-    by: Side,
-    *,
-    known: str = "",
-) -> Finding:
-    outcome, detail = (answer.outcome, answer.detail) if answer else (None, "")
-    return Finding(
-        name=name,
-        verdict=verdict,
-        outcome=outcome,
-        detail=detail,
-        seen=seen,
-        seen_by=by,
-        known=known,
-    )
+    return by_host(verdict=verdict, seen=sight.what)
 
 
 MAX_OUTPUT_BYTES: Final = 256 << 10  # a guest may print without end

@@ -94,8 +94,8 @@ class Finding:
 
     name: str
     verdict: Verdict
-    outcome: AttemptOutcome | None
-    detail: str
+    outcome: AttemptOutcome | None = None
+    detail: str = ""
     seen: str
     seen_by: Side
     known: str = ""

@@ -93,17 +93,9 @@ class TemplateJob:
 
 
 async def ensure_template(
-    plan: MicrovmPlan,
-    image: Image,
-    kernel: Kernel,
-    *,
-    home: Path,
-    recorder: Recorder,
-    held: ExitStack | None = None,
-    weights: Path | None = None,
+    job: TemplateJob, recorder: Recorder, held: ExitStack | None = None
 ) -> Template:
     """Keep it while `held` is open. Raises `HostError`, `CellError`."""
-    job = await anyio.to_thread.run_sync(find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         load = partial(_load, job, briefly if held is None else held)
         template, why = await anyio.to_thread.run_sync(load)
@@ -327,12 +319,11 @@ async def open_vm(
         held.enter_context(claimed_for_cell(kernel.vmlinuz.parent))
         if weights is not None:
             held.enter_context(claimed(weights))
+        job = await anyio.to_thread.run_sync(find_job, plan, image, kernel, home, weights)
         if saved is not None:
-            template = await anyio.to_thread.run_sync(_load_saved, saved, plan, image, kernel, home)
+            template = await anyio.to_thread.run_sync(_load_saved, saved, job)
         else:
-            template = await ensure_template(
-                plan, image, kernel, home=home, recorder=recorder, held=held, weights=weights
-            )
+            template = await ensure_template(job, recorder, held)
         cloning = Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key})
         recorder.record(cloning)
         memory = JailBind(source=template.memory, target=qemu.MEMORY_PATH)
@@ -361,11 +352,8 @@ async def open_vm(
         yield vmm
 
 
-def _load_saved(
-    saved: SavedMachine, plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
-) -> Template:
+def _load_saved(saved: SavedMachine, job: TemplateJob) -> Template:
     """Raise `CellError` if it changed, `HostError` if it is another plan's."""
-    job = find_job(plan, image, kernel, home)
     if job.key != saved.key:
         what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"
         hint = "take another snapshot: this one can't be used any more"
