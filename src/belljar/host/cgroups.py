@@ -148,7 +148,6 @@ def _words(file: Path) -> set[str]:
 
 
 def available_memory_bytes() -> int:
-    """Return 0 if it is unknown."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next((int(each.split()[1]) << 10 for each in lines if each.startswith("MemAv")), 0)
 
@@ -163,7 +162,6 @@ def free_bytes() -> int:
 
 
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
-    """Return None if it is unknown."""
     if "memory" in found.v1:
         group = found.v1["memory"] / found.own.get("memory", "/").lstrip("/")
         name = "memory.limit_in_bytes"

@@ -145,7 +145,7 @@ def _userns_fact(*, is_root: bool) -> UsernsFact:
 
 
 def try_namespaces() -> str:
-    """Return "" if they can be made: security modules may forbid one program."""
+    """Return "" if they can be made."""
     try:
         done = subprocess.run(
             [str(program_path("jail")), "--try-namespaces"],

@@ -11,10 +11,7 @@ from belljar.dataclass import dataclass, json_of
 
 
 class TrialState(StrEnum):
-    """States of KVM (`ABSENT`: it isn't offered) or of an OCI runtime.
-
-    `UNUSABLE`: a runtime that is missing or too old.
-    """
+    """`ABSENT`: KVM isn't offered. `UNUSABLE`: a runtime is missing or too old."""
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -56,8 +53,6 @@ class UsernsFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupFact:
-    """`parents` are by controller."""
-
     version: CgroupVersion
     parents: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
@@ -102,8 +97,6 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsFact(UsernsFact):
-    """Containers need 65,536 ids of their own."""
-
     uid_start: int = 0
     gid_start: int = 0
 
@@ -119,7 +112,7 @@ class CoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFact:
-    """The host's `core_pattern`; whether limit 1 can be set."""
+    """`can_limit`: limit 1 can be set."""
 
     state: CoreState = CoreState.FILE
     pattern: str = "core"

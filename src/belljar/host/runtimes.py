@@ -1,7 +1,6 @@
 """KVM and OCI runtimes: believed only after a trial.
 
-On some hosts /dev/kvm opens and makes a VM, but never runs a stock kernel; some runtimes exit
-silently. Success is remembered for good, a runtime's failure for `REFUTED_FOR_S`.
+On some hosts /dev/kvm opens and makes a VM, but never runs a stock kernel.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ def kvm_fact(
 def runtime_facts(
     cache_file: Path, *, kernel_release: str, prove: ProveRuntime | None = None, doubt: bool = False
 ) -> tuple[RuntimeFact, ...]:
-    """Try each when no result is remembered and `prove` is given.
-
-    `doubt`: one that failed is tried again, however recently that was.
-    """
+    """`doubt`: one that failed is tried again, however recently that was."""
     found = []
     for tier, (name, needed_min) in RUNTIMES.items():
         fact = _look(tier, name, needed_min, cache_file)

@@ -42,7 +42,6 @@ class Settings:
 
 
 def environment_at_start() -> dict[str, str]:
-    """Raise `HostError`."""
     file, hint = Path("/proc/self/environ"), "mount /proc, and let this user read it"
     with host_errors("the environment at the start can't be read", where=file, hint=hint):
         entries = file.read_bytes().split(b"\0")
@@ -51,10 +50,7 @@ def environment_at_start() -> dict[str, str]:
 
 
 def read_settings() -> Settings:
-    """Return the stricter of the host's and the user's (`$XDG_CONFIG_HOME` or `~/.config`).
-
-    Raises `PolicyError`, `HostError`.
-    """
+    """Return the stricter of the host's and the user's. Raises `PolicyError`, `HostError`."""
     environ = environment_at_start()
     home = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not home.is_absolute():
@@ -99,7 +95,7 @@ def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Setting
 
 
 def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
-    """Raise `PolicyError` for upstreams where they are forbidden, or a risk it can't have."""
+    """Raise `PolicyError` for forbidden upstreams, or a risk it can't have."""
     network = loaded.policy.network
     if network is not None and network.upstreams and settings.upstreams is Upstreams.FORBID:
         hosts = ", ".join(printable(upstream.host) for upstream in network.upstreams)

@@ -46,7 +46,7 @@ def tool_facts(arch: str, cache_file: Path) -> tuple[ToolFact, ...]:
 
 
 def find_program(name: str) -> str | None:
-    """An ordinary user's PATH often lacks /usr/sbin, where Debian has some."""
+    """An ordinary user's PATH often lacks /usr/sbin."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
 
 
@@ -82,7 +82,6 @@ def tool_fact(
     tier: str = "microvm",
     option: str = "--version",
 ) -> ToolFact:
-    """`option` has it print its version."""
     version, path = "", find_program(name)
     if path is not None:
         version = cached_version(

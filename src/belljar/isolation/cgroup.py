@@ -49,7 +49,6 @@ NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
 def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
-    """Raise `HostError` if a controller is missing."""
     if not (wanted := tuple(controllers)):
         return NO_GROUPS
     parents, unified = host_parents()
@@ -68,7 +67,6 @@ def host_parents() -> tuple[Mapping[str, Path], bool]:
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
-    """Make and limit journalled groups. Raises `HostError`."""
     with _errors():
         # In version 2 a group has a controller's files only where its parent hands that controller
         # on.
@@ -84,7 +82,6 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def join(groups: CellGroups, pid: int) -> None:
-    """Put a process into the groups. Raises `HostError`."""
     # ESRCH: the process has ended already.
     with _errors(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
@@ -98,7 +95,6 @@ def remove_empty(groups: CellGroups) -> None:
 
 
 def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
-    """Raise `HostError`."""
     with _errors():
         for controller, directory in groups.paths.items():
             for name, value in _settings(controller, limits, unified=groups.unified):
@@ -151,7 +147,6 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def _tree(directory: Path) -> list[Path]:
-    """Return it and its descendants, parents first."""
     walked = os.walk(directory, onerror=raise_if_blind)  # where one goes, `Path.glob` raises
     return [directory, *(Path(path, name) for path, names, _ in walked for name in names)]
 
@@ -169,13 +164,11 @@ def halt(directory: Path) -> None:
 
 
 def out_of_memory_kills(directory: Path) -> int:
-    """Return 0 if it is unreadable."""
     counts = (_counted(directory / name, "oom_kill") for name in _OOM_FILES)
     return next((count for count in counts if count is not None), 0)
 
 
 def refused_forks(directory: Path) -> int:
-    """Return 0 if it is unreadable."""
     return _counted(directory / "pids.events", "max") or 0
 
 
@@ -214,7 +207,7 @@ def _number(file: Path) -> int:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group tree within 0.5 s; True: it is gone."""
+    """Return True if it is gone within 0.5 s."""
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:

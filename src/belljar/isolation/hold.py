@@ -1,7 +1,6 @@
-"""What forbids cells of this store: the hold (no new cells) and kill orders.
+"""The hold (no new cells) and kill orders of this store.
 
-Owners check them after the journal entry and before the first guest instruction, so no cell
-escapes both.
+Owners check both after the journal entry and before the first guest instruction.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class KillOrder:
         return self.by == _whoami()
 
     def triggered(self, evidence: int | None = None) -> dict[str, JsonValue]:
-        """`evidence` is an event's number."""
         data: dict[str, JsonValue] = {"scope": self.scope, "reason": self.reason, "rule": self.rule}
         return data if evidence is None else data | {"evidence": evidence}
 
@@ -93,7 +91,6 @@ def hold(home: Path, reason: str = "") -> KillOrder:
 
 
 def release(home: Path | None = None) -> KillOrder | None:
-    """Lift the hold, if any. Raises `HostError`."""
     home = home or belljar_home()
     if (held := read_hold(home)) is not None:
         hint = "remove this file as the user who owns it"
@@ -142,7 +139,6 @@ def sweep_orders(directory: Path) -> None:
 
 @contextmanager
 def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
-    """Remove the run's order after the block."""
     try:
         yield
     finally:
@@ -163,10 +159,7 @@ def run_goes_on(home: Path, run_id: str) -> bool:
 
 
 def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool = True) -> None:
-    """Raise `HostError` while the store is held, `CellError` if cell or run was killed.
-
-    Call it before a run gets a cell, when the journal names one, and before it runs.
-    """
+    """Raise `HostError` while the store is held, `CellError` if cell or run was killed."""
     if is_held and (held := read_hold(home)) is not None:
         raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
     for kind, name in (("cell", cell), ("run", run)):
@@ -175,7 +168,6 @@ def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool 
 
 
 def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:
-    """`where` is a kind and an id."""
     return None if order is None else KilledError(order, where=where)
 
 
@@ -192,7 +184,6 @@ def _order_file(home: Path, name: str) -> Path:
 
 
 def _read(path: Path, *, scope: str) -> KillOrder | None:
-    """`scope` replaces an unknown one."""
     words: Any = None
     try:
         # O_NONBLOCK: opening a FIFO in its place would wait for ever.

@@ -63,7 +63,6 @@ class HeldIdentity:
 
 @contextmanager
 def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
-    """Raise `HostError` if all are taken."""
     if os.geteuid() != 0:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
@@ -93,7 +92,6 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
 
 
 def user_range() -> HeldIdentity:
-    """Raise `HostError` if the subordinate ids are too few."""
     given = ids_fact(is_root=False)
     if not given.available:
         what = f"a container needs ids of its own: {given.reason}"
@@ -146,8 +144,8 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
 def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
     """Yield a free slot, and its lock.
 
-    A Belljar with another /run shares the host's ids but not these locks: its cell with the same
-    ids would be killed as a survivor. Each begins at another of 128 blocks: that is unlikely.
+    A Belljar with another /run has other locks, and begins at another of 128 blocks: a cell
+    with the same ids would be killed as a survivor.
     """
     with _errors(where=locks):
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)

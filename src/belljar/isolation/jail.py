@@ -72,11 +72,10 @@ def start_jail(
     stdin_fd: int | None = None,
     user_namespace: int | None = None,
 ) -> Jail:
-    """Start `program` in a jail; `Jail.wait_running` says whether it came up. Raises `HostError`.
+    """Start `program` in a jail; call `Jail.wait_running` next. Raises `HostError`.
 
-    `stdin_fd` becomes descriptor 0 (/dev/null otherwise); the jail is made below `user_namespace`.
-    All descriptors given stay the caller's. With `spec.network` the program starts only after
-    `wait_network` and `go_on`.
+    The jail is made below `user_namespace`. All descriptors stay the caller's.
+    With `spec.network` the program waits for `go_on`.
     """
     launcher = str(package_program("jail", mode=os.X_OK))
     pipes: list[tuple[int, int]] = []
@@ -200,7 +199,6 @@ class Jail:
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
-        """Return the end, if it is reported. Doesn't wait."""
         with self._reading:
             self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
             # A compromised supervisor may send any bytes.
@@ -276,7 +274,7 @@ class Jail:
         return ended
 
     def release_namespaces(self) -> None:
-        """Their numbers may be reused: the last look is over."""
+        """Their numbers may be reused from now on."""
         pins, self._pins = self._pins, {}
         close_all(pins.values())
 

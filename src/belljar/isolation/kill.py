@@ -1,7 +1,4 @@
-"""The kill switch: halts any process's cells, then proves nothing is left.
-
-SIGKILL to a namespace's first process (or the VMM) ends all; groups find what the journal lacks.
-"""
+"""The kill switch: halts any process's cells, then proves that nothing is left."""
 
 from __future__ import annotations
 
@@ -185,7 +182,6 @@ def _settled(
     began: float,
     problems: list[str],
 ) -> KillReport:
-    """Wait for each end, or bring it about, despite errors in others."""
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
     give_up, cells = time.monotonic() + OWNER_GRACE_S, list[Killed]()
     for entry in entries:
@@ -296,7 +292,6 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
-    """Failures are seen by the next look."""
     with contextlib.suppress(OSError):
         kill_process(process, number)
 
@@ -318,7 +313,6 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[str, ...]:
 
 
 def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
-    """Strike unreadable entries' processes, by their file names."""
     paths: Iterable[Path] = ()
     try:
         paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)

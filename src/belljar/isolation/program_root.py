@@ -49,10 +49,9 @@ class ProgramRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecipe:
-    """Describes a root: `files` are (path in the root, original); `inside` is the program there.
+    """`files` are (path in the root, original); `inside` is the program there.
 
-    `own`: files of this installation; others may share the store. `…_points`: empty, to mount on.
-    `unreadable`: paths that others may run, not read.
+    `own` files tell apart installations that share a store; `…_points` are empty, to mount on.
     """
 
     directory: str
@@ -193,7 +192,6 @@ _UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 
 
 def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
-    """Blocks; raises `HostError`."""
     program = Path(runtime.path)
     # Where nothing is mounted over it
     inside, paths = f"/usr/bin/{program.name}", OciCell(hostname="")
@@ -222,7 +220,6 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    """Blocks; raises `HostError`."""
     if not os.access(_UNPACKER, os.X_OK):
         raise HostError(
             "unsquashfs is not installed, which unpacks images for containers",
@@ -247,7 +244,6 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def package_program(name: str, *, mode: int = os.R_OK) -> Path:
-    """Raise `HostError` if it is missing."""
     path = program_path(name)
     if not os.access(path, mode):
         what = f"Belljar's program `{name}` for {platform.machine()} is missing"
@@ -273,7 +269,6 @@ _QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
-    """Blocks; raises `HostError`: missing, too old."""
     candidates = _PROGRAMS[accel]
     program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
     if program is None:

@@ -1,7 +1,4 @@
-"""Trials: a runtime starts a container, the kill switch halts one, an accelerator boots a guest.
-
-Only a guest agent that answered from the real jail is a proof.
-"""
+"""Trials: only a guest agent that answered from the real jail is a proof."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ async def prove_runtime(runtime: RuntimeFact, *, home: Path) -> Trial:
 
 
 async def prove_switch(runtime: RuntimeFact, *, home: Path) -> Trial:
-    """Have the kill switch halt a container. Raises `HostError`, `CellError`: none."""
+    """Have the kill switch halt a container."""
     spec = _container_spec(runtime, home)
 
     def halt_now() -> list[str]:

@@ -35,8 +35,6 @@ _KINDS: Final[dict[str, PartKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPart:
-    """`problem` says why it is still there."""
-
     kind: PartKind
     path: Path
     problem: str = ""

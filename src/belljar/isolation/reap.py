@@ -130,8 +130,7 @@ def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped 
 def _without_reused_numbers(entry: JournalEntry, *, hangs: bool) -> Iterator[JournalEntry]:
     """Yield the entry without numbers that may be another cell's.
 
-    Namespace numbers are the cell's while its process 1 is in them, uids while its owner holds them
-    (`hangs`) or no other process can lock them.
+    Namespace numbers are the cell's while its process 1 is in them, uids while they are locked.
     """
     processes, pins = list[ProcessId](), dict[str, int]()
     if entry.boot_id == boot_id():

@@ -38,7 +38,6 @@ class Renewal:
 async def renew(
     client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
 ) -> Event:
-    """Return the event. Raises `CellError`."""
     from belljar.channel.frames import RenewedBit, counted
 
     network, place = b"", dict[str, JsonValue]()
@@ -80,11 +79,11 @@ class PortSettings:
 class GivenPort:
     """A range's port for one cell.
 
-    `user_namespace`: descriptor of the jail's parent user namespace; None: any (root). In it 0 is
-    the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
+    `user_namespace` is the jail's parent; None: any (root). In it 0 is the user, 1 to 65536 the
+    subordinate ids, for groups too; `setgroups` is allowed.
 
-    `attach`: puts the link, up, into that host process's network namespace, before anything of the
-    cell runs; again only after the last namespace ended. Raises `BelljarError`: end the cell.
+    `attach` puts the link into that host process's network namespace before the cell runs.
+    Raises `BelljarError`: end the cell.
     """
 
     settings: PortSettings

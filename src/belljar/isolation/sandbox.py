@@ -63,10 +63,8 @@ class SandboxSpec:
 class Sandbox:
     """One jail with all its parts; `owned` destroys it.
 
-    An engine sets `may_retry` where another sandbox may follow a failed start. `recorder` gets its
-    end; of a failed start only the proof, or nothing if retried (`is_retried`).
-
-    Raises `HostError`: no identity is free, or a planned control group is missing.
+    An engine sets `may_retry` where another sandbox may follow a failed start: then `recorder` gets
+    nothing of its end.
     """
 
     agent: socket.socket
@@ -115,7 +113,6 @@ class Sandbox:
     # ---- making it
 
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create groups. Raises `HostError`, `CellError`."""
         self._entry = own_entry(
             self.cell_id,
             self._spec.kind,
@@ -164,7 +161,6 @@ class Sandbox:
         )
 
     async def wait_running(self) -> None:
-        """Raise `HostError` or `CellError`."""
         jail = self.jail
         if jail is None or self._entry is None:
             raise RuntimeError("nothing was started")
@@ -185,7 +181,6 @@ class Sandbox:
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
 
     def holds(self, pid: int) -> bool:
-        """Return whether that host pid is in the jail."""
         supervisor = None if self.jail is None else self.jail.supervisor
         return supervisor is not None and descends_from(pid, supervisor.pid)
 
@@ -214,11 +209,10 @@ class Sandbox:
         return "its owner ended it" if end.cause == "owner" else self.explain(end)
 
     def explain(self, end: JailEnd) -> str:
-        """Say why it ended by itself, as the engine knows."""
         raise NotImplementedError
 
     def death_limit(self) -> str | None:
-        """Return `memory`, `lifetime` or None; after `cause_of_death`."""
+        """Return `memory` or `lifetime`; after `cause_of_death`."""
         cause = "" if (end := self.end()) is None else end.cause
         if cause == "itself" and self.fatal_oom_kills() > 0:
             return "memory"
@@ -230,7 +224,7 @@ class Sandbox:
         return self._order
 
     def raise_if_killed(self, error: BaseException) -> None:
-        """Raise `CellError` for a kill order, which explains other errors."""
+        """A kill order explains other errors."""
         killed = killed_error(self.killed(), where=f"cell {self.cell_id}")
         if isinstance(error, BelljarError) and killed is not None:
             raise killed from error
@@ -256,11 +250,9 @@ class Sandbox:
         return False
 
     def disk_full(self) -> bool:
-        """Return True without room or inodes."""
         return False
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """Report opens and reads. Raises `HostError`, `CellError`."""
         raise NotImplementedError
 
     # ---- its end

@@ -48,11 +48,7 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """One look at the host found this of a cell.
-
-    `not_checked`: what was not looked for, and why. `unproven`: those of them without which nothing
-    is proven (processes, control groups, mounts, files).
-    """
+    """`not_checked` was not looked for; without `unproven` nothing is proven."""
 
     survivors: tuple[str, ...] = ()
     looked_for: tuple[str, ...] = ()
@@ -153,7 +149,6 @@ def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
 
 
 def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
-    """It blocks; the cell was killed at `started`."""
     found = look(entry)
     if found.left:
         remove_survivors(found.left)
@@ -166,7 +161,6 @@ def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:
 
 
 def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
-    """The next look finds what resists."""
     processes = [survivor.process for survivor in survivors if survivor.process is not None]
     for process in processes:
         with contextlib.suppress(OSError):

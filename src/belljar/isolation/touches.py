@@ -36,10 +36,9 @@ MAX_KEYS: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One access, or `count` of the same file and operation.
+    """`path` is as it was given to the sensor; `process` is escaped.
 
-    `path`: as it was given to the sensor. `process` (escaped), `pid` (in the cell): "" and None
-    where unknown, or several.
+    `process` and `pid` (in the cell) are empty where unknown, or several.
     """
 
     path: str
@@ -54,10 +53,7 @@ OnEnd: TypeAlias = Callable[[str], None]
 
 
 class FileWatch:
-    """The sensor of one cell: it sees from now on, and reports from `begin` on.
-
-    `missing`: files not watched, and why.
-    """
+    """The sensor of one cell sees from now on, and reports from `begin` on."""
 
     sensor: str
     trust = Trust.HOST_OBSERVED
@@ -73,10 +69,9 @@ class FileWatch:
         self._has_failed = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
-        """Report. Either may be called in any thread; what they raise ends the sensor.
+        """Either may be called in any thread; what they raise ends the sensor.
 
-        `on_end`: with the reason, when it stops seeing before it is closed, and once when accesses
-        were lost; then it goes on.
+        `on_end` gets the reason when it stops seeing, and once when accesses were lost.
         """
         self._on_access, self._on_end = on_access, on_end
         self.end()
@@ -94,7 +89,6 @@ class FileWatch:
         self._held[key] = access
 
     def due(self, now_s: float, *, everything: bool = False) -> list[Access]:
-        """Take the accesses to report now."""
         recent = {key: at for key, at in self._reported_s.items() if now_s - at < INTERVAL_S}
         keys = [key for key in self._held if everything or key not in recent]
         self._reported_s = recent | dict.fromkeys(keys, now_s)
@@ -146,8 +140,7 @@ _TICK_MS: Final = 1000
 class QueueThread(threading.Thread):
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error`:
-    it raised, and the thread has ended.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end.
     """
 
     def __init__(
@@ -231,7 +224,6 @@ class QueueWatch(FileWatch):
             self._reads.remove((path, is_tree))
 
     def offer(self, access: Access) -> None:
-        """Count it, unless it may be the host's."""
         path = Path(access.path)
         # Only a copied tree covers what is below it: a model may have the host read any path
         is_own = (
@@ -287,7 +279,6 @@ class GuestWatch(FileWatch):
 
 
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
-    """Raise `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
     watched = await client.watch_files(watch._paths, watch._on_touched, max_touches=_MAX_TOUCHES)
     if watched.errno:

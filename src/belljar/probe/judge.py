@@ -29,7 +29,7 @@ NO_DEVICE = Sight(touched=False, what="the cell has no network device")
 def judge(
     probes: Sequence[Probe], answers: Answers, sights: Mapping[Witness, Sight], *, tier: str
 ) -> tuple[Finding, ...]:
-    """Add a finding per touched witness that no probe names."""
+    """Touched witnesses that no probe names are findings, too."""
     findings = [
         judge_probe(probe, answers.by_name.get(probe.name), sights, tier=tier) for probe in probes
     ]
@@ -91,8 +91,6 @@ _BADNESS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReport:
-    """`detail` is escaped and bounded."""
-
     outcome: AttemptOutcome
     detail: str = ""
 
@@ -144,9 +142,8 @@ _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 class Router:
     """The other end of a cell's port; by default of a cell without one.
 
-    `interface` and `mac` are the port's in the cell. `namespace` is the number of its inner end's
-    network namespace; None before it is attached. `known`: probe → why the policy answers it.
-    `look` compares rules and ports with plan and range; it blocks.
+    `interface` and `mac` are the port's in the cell. `namespace`: of its inner end, once attached.
+    `known`: probe → why the policy answers it. `look` compares with plan and range; it blocks.
     """
 
     interface: str = ""

@@ -1,9 +1,8 @@
 """The words of the containment tests.
 
-A probe is *tried* inside the cell by a small program and *judged* outside it. The program reads
-`key=value` lines from standard input (`catalogue.toml` lists them), and writes one line an attempt:
-name, outcome, detail, separated by tabs; its last line is `end`, the number of attempts, and the
-nonce it was given.
+A probe is *tried* in the cell by a program and *judged* outside. The program reads `key=value`
+lines (`catalogue.toml` lists them), and writes one line an attempt: name, outcome, detail,
+separated by tabs; its last line is `end`, the number of attempts, and the nonce.
 """
 
 from __future__ import annotations
@@ -17,21 +16,14 @@ from belljar.dataclass import dataclass, field, json_of
 
 class AttemptOutcome(StrEnum):
     DENIED = "denied"
-    """Refused; the detail is the errno's name."""
     ABSENT = "absent"
-    """There is nothing there to reach."""
     REACHED = "reached"
-    """It went through; the detail says to what."""
     ERROR = "error"
-    """It could not be tried."""
 
 
 class Verdict(StrEnum):
-    """The worst is last."""
-
     CONTAINED = "contained"
     VOID = "void"
-    """Evidence is missing."""
     BREACHED = "breached"
 
     @property
@@ -40,13 +32,11 @@ class Verdict(StrEnum):
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Without any it is void: no evidence is not good evidence."""
+    """No evidence is void."""
     return max(verdicts, key=lambda verdict: verdict.badness, default=Verdict.VOID)
 
 
 class Side(StrEnum):
-    """Its word decides."""
-
     HOST = "host"
     GUEST = "guest"
 
@@ -62,9 +52,7 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's processes: without the host's namespaces, root or route."""
     ROUTER = "router"
-    """The range's router, with the plan's rules and the range's ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

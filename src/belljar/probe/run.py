@@ -51,8 +51,6 @@ _PROGRAM: Final = "sh"
 
 
 class Probed(Protocol):
-    """`host_pid` is its outermost process, as the host counts."""
-
     id: str
     plan: Plan
     has_port: bool
@@ -72,7 +70,7 @@ class Probed(Protocol):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Raise `CellError` when the cell is dead; `alone`: nothing of the workload lives."""
+        """`alone`: nothing of the workload lives. Raises `CellError`."""
         ...
 
 
@@ -100,14 +98,11 @@ async def probe_cell(
     actor: Actor = Actor.HARNESS,
     probes: Sequence[Probe] | None = None,
 ) -> ProbeReport:
-    """Probe a running cell and judge the results; recorded before and after, bounded in time.
+    """Probe a running cell and judge the results; recorded before and after.
 
-    `which`: `quick`, `all`, or names of probes and groups. `router`: its port's other end. The
-    phase `end` first ends all that runs in the cell. `user`: default the policy's.
-
-    Neither a breach nor a dead cell (void) is raised: the caller decides. Raises `ValueError` for
-    an unknown name or a router that the cell lacks or needs, and the recorder's errors: nothing
-    is tried unrecorded.
+    The phase `end` first ends all that runs in the cell.
+    Neither a breach nor a dead cell (void) is raised.
+    Raises `ValueError` for an unknown name, or a router that the cell lacks or needs.
     """
     # Without it a machine's device would be judged by the guest's word alone.
     if cell.has_port != (router is not None):
@@ -258,10 +253,7 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
 
 def host_parameters(*, whole: bool) -> Mapping[str, str]:
-    """`whole`: also what names this host, for probes that look whether it is shown.
-
-    The quick set, in cells where hostile code has run, gets nothing of the host's names.
-    """
+    """The quick set gets nothing of the host's names."""
     stat = (line.split() for line in Path("/proc/stat").read_text().splitlines())
     parameters = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
     if whole:

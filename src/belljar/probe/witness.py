@@ -41,8 +41,6 @@ PLACE: Final = Path("/tmp")  # noqa: S108
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """`parameters` are the program's."""
-
     parameters: Mapping[str, str]
     nonce: str
     looks: Mapping[Witness, Callable[[], Sight]]
@@ -65,9 +63,8 @@ def watch(
 ) -> Iterator[LaidOut]:
     """Lay out what the wanted witnesses need.
 
-    `host_pid`: the cell's outermost process, as the host counts. `router`: its port's other end.
-
-    What this host can't lay out is not fatal: its look says so, and probes that need it are void.
+    `host_pid` is the cell's outermost process. What this host can't lay out is not fatal: its look
+    says so, and probes that need it are void.
     """
     nonce, token = secrets.token_hex(16), secrets.token_hex(8)
     parameters = {"nonce": nonce, "token": token}
@@ -93,7 +90,7 @@ class _Layout:
     host_pid: int | None
 
     def lay(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
-        """Return the witness's parameter, or "", and how to look. Raises `OSError`."""
+        """Return the witness's parameter, and how to look."""
         match witness:
             case Witness.CANARY:
                 path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
@@ -176,7 +173,7 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
-    """Look at the cell's processes: their namespaces, ids and routes, as the kernel has them."""
+    """Look at the cell's processes: their namespaces, ids and routes."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -239,7 +236,7 @@ def _sentinel(sentinel: ProcessId) -> Sight:
 
 @contextmanager
 def _sleeping_child() -> Iterator[ProcessId]:
-    """The process ends with this one, however it ends: its standard input ends."""
+    """It ends with this process, however that ends."""
     program = shutil.which("cat", path="/usr/bin:/bin")
     if program is None:
         raise FileNotFoundError(2, "no cat on this host")
@@ -280,7 +277,7 @@ def _own_directory() -> Iterator[Path]:
 
 
 def sweep_watches() -> list[str]:
-    """Remove this user's watches of dead processes; return the removed."""
+    """Remove this user's watches of dead processes."""
     return [str(each) for each in sweep(PLACE, prefix=_PREFIX)]
 
 
@@ -292,7 +289,7 @@ _TOUCHES: Final = 0xFFF & ~0x018
 
 @contextmanager
 def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
-    """Yield a function: did anything happen since its last call? Raises `OSError`."""
+    """Yield a function: did anything happen since its last call?"""
     fd = libc.inotify_queue()
     try:
         libc.inotify_add(fd, str(path), _TOUCHES)

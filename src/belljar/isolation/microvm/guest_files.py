@@ -52,7 +52,6 @@ class GuestParts:
     digest: str
 
     def initramfs(self) -> bytes:
-        """Raise `HostError` when a part is damaged."""
         try:
             return build_initramfs(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
@@ -91,7 +90,6 @@ def write_read_only(path: Path, contents: bytes) -> None:
 
 
 def ensure_data_disk(home: Path, weights: Path) -> None:
-    """Make it, if it isn't as made. Raises `HostError`."""
     hint = "look if `belljar model ls` has them and the disk has room, then try again"
     with (
         host_errors("the disk of the weights can't be made", where=weights, hint=hint),

@@ -1,7 +1,6 @@
 """Puts a machine on disk: splits its VMM's migration stream into sparse RAM file and bytes.
 
-The VMM may be compromised: pages are written at ascending places below the RAM's size; everything
-else is kept unchanged, bounded, for another VMM alone.
+The VMM may be compromised: pages are written at ascending places below the RAM's size.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ async def allow_shared_memory(vmm: Vmm) -> None:
 
 
 async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
-    """Write RAM into a new sparse file; return the state. Raises `CellError`, `OSError`."""
+    """Write RAM into a new sparse file; return the state."""
     qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
     await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
     await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
@@ -105,7 +104,6 @@ class StreamSplitter:
         """Unwritten pages in the buffer, which end before `_next_offset`."""
 
     def split(self) -> bytes:
-        """Return the device state. Raises `CellError`, `OSError`."""
         section, kind = self._header(), 0
         self._part(section)
         while kind != _LAST:
@@ -151,7 +149,7 @@ class StreamSplitter:
                 raise _bad(f"a record with flags {flags:#x}")
 
     def _sizes(self, total: int) -> None:
-        """Read each block's name, size and, for omissible RAM, address."""
+        """Read each block's name, size and address."""
         while total > 0:
             name = self._keep(self._keep(1)[0])
             size = int.from_bytes(self._keep(8), "big")
@@ -202,7 +200,6 @@ class StreamSplitter:
         return self._view[self._at - count : self._at]
 
     def _fill(self) -> bool:
-        """Return False if the stream is over."""
         self._write()
         left = self._end - self._at
         self._buffer[:left] = self._buffer[self._at : self._end]

@@ -260,7 +260,6 @@ async def _boot_and_save(job: TemplateJob, cell_id: str, scratch: Path) -> bytes
 
 
 async def _wait_idle(vmm: Vmm) -> None:
-    """Wait until the VMM uses little CPU, at most 15 s."""
     few, give_up = 0.1 * _IDLE_WINDOW_S * os.sysconf("SC_CLK_TCK"), time.monotonic() + _IDLE_S
     while (pid := vmm.host_pid) is not None and time.monotonic() < give_up:
         before = cpu_ticks(pid)
@@ -306,9 +305,9 @@ async def open_vm(
     weights: Path | None = None,
     saved: SavedMachine | None = None,
 ) -> AsyncIterator[Vmm]:
-    """As `open_container`, by a clone of the plan's template. Its port is attached once.
+    """Do as `open_container`, by a clone of the plan's template.
 
-    `saved`: it goes on from there instead. Raises `ValueError`: port and plan don't fit.
+    `saved`: it goes on from there instead.
     """
     if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")
@@ -353,7 +352,7 @@ async def open_vm(
 
 
 def _load_saved(saved: SavedMachine, job: TemplateJob) -> Template:
-    """Raise `CellError` if it changed, `HostError` if it is another plan's."""
+    """Raise `CellError`: changed; `HostError`: another plan's."""
     if job.key != saved.key:
         what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"
         hint = "take another snapshot: this one can't be used any more"

@@ -1,7 +1,6 @@
 """A virtual machine: QEMU jailed, monitor, console, and the wire.
 
-The wire (`native/wire/`) relays frames between VMM and port in a jail of its own. It holds the
-VMM's lifeline: its end kills the VMM. Its packet socket opens before anything hostile is read.
+The wire (`native/wire/`) holds the VMM's lifeline: its end kills the VMM.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ class Vmm(Sandbox):
         return VmFds(console=self._console.writer, **inherited)
 
     async def start(self) -> None:
-        """Raise `HostError` or `CellError`."""
         await anyio.to_thread.run_sync(self.make)
         spec = self.spec
         jail = replace(self.jail_spec(spec.root), binds=spec.binds)
@@ -205,7 +203,6 @@ class Wire(Sandbox):
         super().__init__(spec, identity=hold_identity(), home=home)
 
     async def start(self) -> None:
-        """Raise `HostError` or `CellError`."""
         try:
             root = await anyio.to_thread.run_sync(self._make_root)
             await anyio.to_thread.run_sync(self.make)
@@ -280,7 +277,6 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
-    """Raise `HostError` or `CellError`."""
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:
         vmm.wire = wire  # Before it starts: its destruction counts as the VMM's
         await wire.start()
@@ -291,11 +287,7 @@ _MAX_EVENTS: Final = 256
 
 
 class Qmp:
-    """The monitor's client runs one command at a time.
-
-    The VMM may be compromised: answers are bounded, strictly parsed, with deadlines. All methods
-    raise `CellError`.
-    """
+    """The VMM may be compromised: answers are bounded, with deadlines. Raises `CellError`."""
 
     def __init__(self, sock: socket.socket, *, where: str) -> None:
         sock.setblocking(False)  # noqa: FBT003

@@ -106,7 +106,6 @@ class Container(Sandbox):
         super().__init__(spec, identity=identity, home=home, recorder=recorder)
 
     async def start(self) -> None:
-        """Raise `HostError` or `CellError`."""
         await anyio.to_thread.run_sync(self._make_files)
         spec = self.spec
         network: Literal["", "plain", "covered"] = "covered" if self._is_gvisor else "plain"
@@ -158,7 +157,6 @@ class Container(Sandbox):
         return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
 
     def fatal_oom_kills(self) -> int:
-        """Add 1 for sockets that held what its group does not count."""
         return super().fatal_oom_kills() + self._is_full
 
     def refused_forks(self) -> int:
@@ -313,7 +311,7 @@ class Container(Sandbox):
                 threading.Thread(target=_look_at_sockets, name="sockets", daemon=True).start()
 
     def end_if_sockets_full(self) -> None:
-        """End it if its netlink and raw sockets hold too much: no control group counts that."""
+        """No control group counts what waits in netlink and raw sockets."""
         max_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
         if held_bytes(self._agent_pid, max_bytes) > max_bytes:
             self._is_full = True
@@ -417,12 +415,10 @@ async def open_container(
 ) -> AsyncIterator[Container]:
     """A container of the plan, ready; destroyed when the block is left.
 
+    `port` is attached before anything hostile runs; None: no network at all.
     No task group or cancel scope is open across the yield.
 
-    `planned`: recorded as `cell.planned` before anything is made. `port`: attached before anything
-    hostile runs; None: no network at all. `weights`: of a model, which it sees read-only.
-
-    Raises `HostError`: this host can't; `CellError`: it could not be made. Nothing is left of it.
+    Raises `HostError`: this host can't; `CellError`: it could not be made.
     """
     cell_id = cell_id or new_cell_id()
 

@@ -1,7 +1,5 @@
 """A container's file sensor: inotify marks on its files, from outside.
 
-The kernel merges equal entries, and drops beyond 16,384. It names no process.
-
 For files only the cell's root may read, an ordinary user's helper process enters the cell's user
 namespace and marks them in a queue that it inherits.
 """
@@ -130,7 +128,7 @@ class MarkWatch(QueueWatch):
 
 
 def watch_container(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> MarkWatch:
-    """Raise `HostError` or `CellError`. Blocks."""
+    """Mark them, and start to read. Blocks."""
     agent = None if jail_pid is None else find_agent(jail_pid)
     if agent is None:
         raise CellError("its files can't be watched: the container has ended")

@@ -44,10 +44,9 @@ _LOST: Final = "the sandbox dropped trace points, or sent one that was too long"
 
 
 class Trace:
-    """The socket that one sandbox sends to, read from the start; unwatched points are dropped.
+    """The socket that one sandbox sends to, read from the start. Raises `OSError`.
 
-    `is_peer`: whether a process may be the sandbox's runtime: others can find the socket.
-    Raises `OSError`.
+    `is_peer`: the process may be the sandbox's runtime; others can find the socket.
     """
 
     def __init__(self, directory: Path, inside: str, is_peer: Callable[[int], bool]) -> None:
@@ -149,7 +148,6 @@ class TraceWatch(QueueWatch):
 async def watch_sandbox(
     trace: Trace | None, paths: Sequence[str], own_reads: OwnReads
 ) -> FileWatch:
-    """Raise `HostError`. One watch at a time."""
     if trace is not None:
         await anyio.to_thread.run_sync(trace.thread.drain)  # what came before is not the watch's
         if trace.has_greeted and not trace.has_ended:
@@ -163,7 +161,6 @@ async def watch_sandbox(
 
 
 def _listen(directory: Path) -> socket.socket:
-    """Its directory's path may be too long for a socket."""
     held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with ExitStack() as undo:
         undo.callback(os.close, held)

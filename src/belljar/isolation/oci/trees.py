@@ -176,7 +176,6 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Return its output on failure."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     identity, ids = tree_identity()
     spec = JailSpec(
@@ -210,7 +209,6 @@ async def _run(
 
 
 async def remove_unpacked(home: Path, directory: Path) -> None:
-    """Remove a tree if it is free. Raises `HostError`."""
     tree_identity()
     async with locked_meanwhile(home, "trees"):
         if (retired := retire_unclaimed(directory)) is not None:
