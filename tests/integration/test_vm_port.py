@@ -255,7 +255,7 @@ def wire_of(vm: Vmm) -> int:
 
 
 ENDS: dict[str, Callable[[Vmm], object]] = {
-    "its wire was killed by signal SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
+    "its wire ended: SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
     "the VMM was killed by signal SIGKILL": lambda vm: os.kill(vm.host_pid or -1, signal.SIGKILL),
 }
 

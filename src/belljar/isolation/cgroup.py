@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, host_errors
 from belljar.host.cgroups import cgroup_fact, host_hierarchies
 from belljar.host.model import CgroupVersion
@@ -155,12 +156,9 @@ def halt(directory: Path) -> None:
     """Freeze and kill all of it (version 2 only)."""
     # Frozen first: before Linux 5.14 there is no cgroup.kill, and what is frozen does nothing more.
     for name in ("cgroup.freeze", "cgroup.kill"):
-        with contextlib.suppress(OSError):
-            fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, b"1")
-            finally:
-                os.close(fd)
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        with contextlib.suppress(OSError), open_fd(os.open(directory / name, flags)) as fd:
+            os.write(fd, b"1")
 
 
 def out_of_memory_kills(directory: Path) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, host_errors
 from belljar.host.tools import MAPPERS, SEARCH_PATH, ids_fact
 from belljar.plan.jail import IdRange, JailIdentity, JailIds, cell_ids, nested_cell_ids
@@ -155,10 +156,8 @@ def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
     for slot in ((begin + number) % _SLOTS for number in range(_SLOTS)):
         fd = _lock_slot(locks, slot)
         if fd is not None:
-            try:
+            with open_fd(fd):
                 yield slot, fd
-            finally:
-                os.close(fd)
             return
     raise HostError(
         f"all {_SLOTS:,} id slots for cells are taken",

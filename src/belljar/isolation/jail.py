@@ -20,7 +20,7 @@ from typing import Final
 import anyio
 
 from belljar.dataclass import dataclass
-from belljar.descriptors import exhaustion_as_host_error
+from belljar.descriptors import exhaustion_as_host_error, open_fd
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.isolation.program_root import package_program
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
@@ -32,6 +32,7 @@ from belljar.process import (
     kill,
     namespaces_of,
     pin_namespaces,
+    signal_name,
 )
 from belljar.subids import grant_hint
 from belljar.units import printable
@@ -50,6 +51,9 @@ class JailEnd:
     signal: int | None
     status: int | None
     cause: str
+
+    def __str__(self) -> str:
+        return f"status {self.status}" if self.signal is None else signal_name(self.signal)
 
 
 def measure_counter_khz() -> int:
@@ -296,13 +300,9 @@ class Jail:
 
 
 async def _wait_end(pid: int, timeout_s: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            with anyio.move_on_after(timeout_s):
-                await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+    with contextlib.suppress(ProcessLookupError), open_fd(os.pidfd_open(pid)) as pidfd:
+        with anyio.move_on_after(timeout_s):
+            await anyio.wait_readable(pidfd)
 
 
 def _drain(fd: int | None, max_bytes: int) -> bytes:

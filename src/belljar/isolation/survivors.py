@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from belljar.dataclass import dataclass, replace
+from belljar.descriptors import open_fd
 from belljar.errors import ContainmentBreach, HostError, first_of
 from belljar.events import JsonValue
 from belljar.isolation import cgroup
@@ -267,11 +268,8 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
 
 def read_start(pid: int, name: str) -> bytes:
     try:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open_fd(os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             return os.read(fd, _READ_BYTES)
-        finally:
-            os.close(fd)
     except OSError as exc:
         raise_if_blind(exc)
         return b""

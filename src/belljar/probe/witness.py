@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar import libc
+from belljar.descriptors import open_fd
 from belljar.probe.judge import Router, Sight
 from belljar.probe.model import Witness
 from belljar.process import ProcessId, close_all, identify, is_alive, namespaces_of
@@ -290,12 +291,9 @@ _TOUCHES: Final = 0xFFF & ~0x018
 @contextmanager
 def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
     """Yield a function: did anything happen since its last call?"""
-    fd = libc.inotify_queue()
-    try:
+    with open_fd(libc.inotify_queue()) as fd:
         libc.inotify_add(fd, str(path), _TOUCHES)
         yield partial(_happened, fd)
-    finally:
-        os.close(fd)
 
 
 def _happened(fd: int) -> bool:

@@ -24,7 +24,7 @@ import anyio.to_thread
 
 from belljar.channel.frames import NEEDED_OF_CLONE, config_payload
 from belljar.errors import CellError, HostError, host_errors
-from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.events import Kind, Recorder, note
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.guest_files import (
@@ -104,8 +104,7 @@ async def ensure_template(
                 # Another process may have been quicker.
                 template, why = await anyio.to_thread.run_sync(load)
                 if why:
-                    data = {"key": job.key, "reason": why}
-                    recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data=data))
+                    note(recorder, Kind.TEMPLATE_REJECTED, key=job.key, reason=why)
                     remove = partial(shutil.rmtree, job.directory, ignore_errors=True)
                     await anyio.to_thread.run_sync(remove)
                 if template is None:
@@ -192,7 +191,7 @@ def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int
 async def _build(job: TemplateJob, recorder: Recorder) -> None:
     cell_id = new_cell_id()
     scratch = job.home / "templates" / owned_name(MAKING, cell_id)
-    recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
+    note(recorder, Kind.TEMPLATE_BUILDING, cell_id, key=job.key)
     started = time.monotonic()
     try:
         with host_errors("a template could not be made", where=scratch.parent, hint=STORE_HINT):
@@ -208,8 +207,8 @@ async def _build(job: TemplateJob, recorder: Recorder) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
         raise
-    data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
-    recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
+    duration_ms = round(elapsed_ms(started))
+    note(recorder, Kind.TEMPLATE_BUILT, cell_id, key=job.key, duration_ms=duration_ms)
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
@@ -323,8 +322,7 @@ async def open_vm(
             template = await anyio.to_thread.run_sync(_load_saved, saved, job)
         else:
             template = await ensure_template(job, recorder, held)
-        cloning = Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key})
-        recorder.record(cloning)
+        note(recorder, Kind.CELL_CLONING, cell_id, template=template.key)
         memory = JailBind(source=template.memory, target=qemu.MEMORY_PATH)
         spec = VmmSpec(
             cell_id=cell_id,
@@ -407,9 +405,8 @@ async def _start(
             raise CellError(what, where=f"cell {vmm.cell_id}") from exc
         recorder.record(renewed)
         vmm.timings_ms["total"] = elapsed_ms(began)
-        data: dict[str, JsonValue] = {"template": template.key}
-        data["duration_ms"] = round(vmm.timings_ms["total"], 1)
-        recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=vmm.cell_id, data=data))
+        duration_ms, key = round(vmm.timings_ms["total"], 1), template.key
+        note(recorder, Kind.CELL_CLONED, vmm.cell_id, template=key, duration_ms=duration_ms)
 
 
 async def _feed(vmm: Vmm, state: bytes) -> None:

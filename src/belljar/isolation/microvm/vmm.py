@@ -33,7 +33,6 @@ from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.package import __version__
 from belljar.plan.jail import JailBind, JailIds
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import signal_name
 from belljar.store.journal import new_cell_id
 from belljar.units import printable
 
@@ -132,9 +131,9 @@ class Vmm(Sandbox):
         if end.signal is not None:
             is_full = self.fatal_oom_kills() > 0
             memory = " (out of memory in its control group)" if is_full else ""
-            return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
+            return f"the VMM was killed by signal {end}{memory}"
         detail = f": {words}" if (words := self.diagnosis()) else ""
-        return f"the guest shut down or the VMM ended with status {end.status}{detail}"
+        return f"the guest shut down or the VMM ended with {end}{detail}"
 
     def fatal_oom_kills(self) -> int:
         """Its group holds only the VMM."""
@@ -219,9 +218,7 @@ class Wire(Sandbox):
         await self._expect(_RELAYS, "did not open its link")
 
     def explain(self, end: JailEnd) -> str:
-        if end.signal is not None:
-            return f"its wire was killed by signal {signal_name(end.signal)}"
-        return f"its wire ended: {self.diagnosis() or f'status {end.status}'}"
+        return f"its wire ended: {self.diagnosis() or end}"
 
     def _release(self) -> None:
         self._theirs.close()

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import BelljarError, CellError, host_errors
-from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.events import Event, Kind, Recorder, note
 from belljar.image.store import Image
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
@@ -31,7 +31,7 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
-from belljar.process import PROC, is_alive, signal_name
+from belljar.process import PROC, is_alive
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
 from belljar.units import format_size
@@ -153,8 +153,7 @@ class Container(Sandbox):
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
         what = "gVisor's sentry or the guest agent in it" if self._is_gvisor else "its guest agent"
-        how = f"status {end.status}" if end.signal is None else f"signal {signal_name(end.signal)}"
-        return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
+        return f"{what} ended, or was killed ({end}; no limit is known to be reached)"
 
     def fatal_oom_kills(self) -> int:
         return super().fatal_oom_kills() + self._is_full
@@ -428,9 +427,8 @@ async def open_container(
             held.enter_context(claimed(weights))
         runtime = plan.oci.runtime
         root = ensure_runtime_root(home, runtime)
-        starting: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
-        starting["tree"] = image.digest
-        recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=starting))
+        words = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
+        note(recorder, Kind.CELL_STARTING, cell_id, **words)
         spec = ContainerSpec(
             cell_id=cell_id,
             kind="cell",
@@ -447,8 +445,8 @@ async def open_container(
             is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
         )
         container = await start_container(spec, home=home, owner=owner, recorder=recorder)
-        data: dict[str, JsonValue] = {"duration_ms": round(container.timings_ms["total"], 1)}
-        recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
+        duration_ms = round(container.timings_ms["total"], 1)
+        note(recorder, Kind.CELL_STARTED, cell_id, duration_ms=duration_ms)
         return container
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as container:

@@ -22,6 +22,7 @@ import anyio.to_thread
 
 from belljar import libc
 from belljar.channel.operations import OwnReads
+from belljar.descriptors import open_fd
 from belljar.errors import CellError, host_errors
 from belljar.isolation.jail import find_agent
 from belljar.isolation.touches import FULL_READ, Access, Operation, QueueThread, QueueWatch
@@ -57,15 +58,18 @@ def mark_files(queue: int, root: int, paths: Sequence[str]) -> _Marks:
 def _mark(queue: int, root: int, path: str) -> int:
     # A guest's links can't lead out of its tree.
     within = libc.IN_ROOT | libc.NO_MAGICLINKS
-    held = libc.openat2(root, path, os.O_PATH | os.O_CLOEXEC, within)
-    try:
+    with open_fd(libc.openat2(root, path, os.O_PATH | os.O_CLOEXEC, within)) as held:
         # A guest may put a device or FIFO in the file's place.
         if not stat.S_ISREG(os.fstat(held).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         # That very file, whatever happens to its name
         return libc.inotify_add(queue, f"/proc/self/fd/{held}", sum(_OPERATIONS))
-    finally:
-        os.close(held)
+
+
+def _mark_in(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    with open_fd(os.open(f"/proc/{agent}/root", flags)) as root:
+        return mark_files(queue, root, paths)
 
 
 def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
@@ -92,8 +96,7 @@ def main() -> None:
     queue, agent = map(int, sys.argv[2:])
     with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
         libc.enter_namespace(namespace.fileno(), _CLONE_NEWUSER)
-    root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    print(json.dumps(mark_files(queue, root, json.load(sys.stdin))))
+    print(json.dumps(_mark_in(queue, agent, json.load(sys.stdin))))
 
 
 class MarkWatch(QueueWatch):
@@ -137,11 +140,7 @@ def watch_container(jail_pid: int | None, paths: Sequence[str], own_reads: OwnRe
         queue = libc.inotify_queue()
         undo.callback(os.close, queue)
         if os.geteuid() == 0:
-            root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                files, missing = mark_files(queue, root, paths)
-            finally:
-                os.close(root)
+            files, missing = _mark_in(queue, agent, paths)
         else:
             files, missing = _mark_within(queue, agent, paths)
         watch = MarkWatch(queue, files, missing, own_reads)

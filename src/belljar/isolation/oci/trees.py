@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import BelljarError, CellError, HostError, host_errors
 from belljar.image.store import Image, verify
 from belljar.isolation.identity import tree_identity
@@ -126,11 +127,8 @@ async def _make(image: Image, home: Path) -> None:
     def publish() -> None:
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
         (partial_tree / "tree.json").write_text(json.dumps(description))
-        fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with open_fd(os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             sync_file_system(fd)
-        finally:
-            os.close(fd)
         partial_tree.rename(home / "trees" / image.digest)
 
     try:
