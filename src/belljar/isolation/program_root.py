@@ -23,7 +23,7 @@ from belljar.errors import HostError, host_errors
 from belljar.host.model import RuntimeFact
 from belljar.host.tools import QEMU_MIN, ask_text, at_least
 from belljar.package import program_path
-from belljar.plan.oci import OciCell
+from belljar.plan.oci import BUNDLE, OciCell
 from belljar.plan.qemu import MOUNT_POINTS, Accel
 from belljar.store.locks import in_use, locked
 from belljar.store.scratch import MAKING, owned_name, remove_tree, retire, write_whole
@@ -180,7 +180,7 @@ def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[s
 
 
 # The launcher binds the cell's own over it: the file there is empty.
-CONFIG_PATH: Final = "/bundle/config.json"
+CONFIG_PATH: Final = f"{BUNDLE}/config.json"
 DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
 )

@@ -76,18 +76,17 @@ async def prove_switch(runtime: RuntimeFact, *, home: Path) -> Trial:
 
 
 def _container_spec(runtime: RuntimeFact, home: Path) -> ContainerSpec:
-    root, cell_id, resources = ensure_runtime_root(home, runtime), new_cell_id(), Resources()
+    root, resources = ensure_runtime_root(home, runtime), Resources()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
     arch = platform.machine()
     return ContainerSpec(
-        cell_id=cell_id,
+        cell_id=new_cell_id(),
         kind="proof",
         shape=oci_shape(tier, runtime, resources, arch=arch, open_files_max=_OPEN_FILES),
         limits=replace(oci_limits(tier, resources), lifetime_s=_LIFETIME_S),
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
-        directories=(home / "cells" / cell_id,),
     )
 
 

@@ -49,14 +49,11 @@ _NAMELESS_CHILD_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """`directories` are removed with it."""
-
     cell_id: str
     kind: EntryKind
     limits: JailLimits
     controllers: tuple[str, ...] = ()
     memory_by_rlimit: bool = True
-    directories: tuple[Path, ...] = ()
     part_of: str = ""
 
 
@@ -68,6 +65,7 @@ class Sandbox:
     """
 
     agent: socket.socket
+    directories: tuple[Path, ...] = ()  # removed with it
     emulated = False
     may_retry = False
     is_retried = False
@@ -81,7 +79,7 @@ class Sandbox:
         recorder: Recorder | None = None,
     ) -> None:
         self._spec, self.cell_id, self.limits = spec, spec.cell_id, spec.limits
-        self.timings_ms: dict[str, float] = {}
+        self.timings_ms = dict[str, float]()
         self._recorder, self._has_started = recorder, False
         self.jail: Jail | None = None
         self.destruction: Destruction | None = None
@@ -117,7 +115,7 @@ class Sandbox:
             self.cell_id,
             self._spec.kind,
             cgroups=self.groups.directories,
-            directories=self._spec.directories,
+            directories=self.directories,
             host_uid=self.identity.own_uid,
             uid_count=self.identity.uid_count,
             part_of=self._spec.part_of,
@@ -345,7 +343,7 @@ class Sandbox:
             wait_for_dying(self._entry, _NAMELESS_CHILD_S)
         with suppress(OSError):  # the look below finds what this could not look at
             cgroup.remove_empty(self.groups)
-        for directory in self._spec.directories:
+        for directory in self.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._release()
         # Ids and namespaces stay this cell's until the look is over: another cell could have their

@@ -291,26 +291,25 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     return config
 
 
-def runtime_argv(
-    shape: OciShape,
-    program: str,
-    *,
-    state: str,
-    bundle: str,
-    name: str,
-    has_port: bool = False,
-    trace: str = "",
-) -> tuple[str, ...]:
-    """What starts the container and ends; the agent goes on with descriptor 0.
+# In the jail: a directory of the runtime's own, and that of config.json.
+_STATE: Final = "/run/r"
+BUNDLE: Final = "/bundle"
+# A jail has one container: its name need not be unique, and no workload sees it.
+_NAME: Final = "c"
 
-    `state`: a directory of the runtime's own; `bundle`: that of config.json; `trace`: runsc's trace
-    points. No workload sees `name`.
+
+def runtime_argv(
+    shape: OciShape, program: str, *, has_port: bool = False, trace: str = ""
+) -> tuple[str, ...]:
+    """Return what starts the container and ends; the agent goes on with descriptor 0.
+
+    `trace`: runsc's trace points.
     """
     traced = (f"--pod-init-config={trace}",) if trace else ()
     network = f"--network={'sandbox' if has_port else 'none'}"
     raw = ("--net-raw",) if shape.raw_sockets else ()
     own = (*traced, *_RUNSC_FLAGS, network, *raw) if shape.runtime.kind == "runsc" else ()
-    return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
+    return (program, "--root", _STATE, *own, "run", "--detach", "--bundle", BUNDLE, _NAME)
 
 
 _RUNSC_FLAGS: Final = (

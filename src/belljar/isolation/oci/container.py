@@ -24,13 +24,13 @@ from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, find_agent
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
-from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan
-from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
+from belljar.plan.oci import BUNDLE, ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import PROC, is_alive
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
@@ -53,10 +53,6 @@ _SMALL_INODES: Final = 1024
 # overlayfs needs its upper and work directories on one file system: both are in here.
 _LAYER: Final = "/up"
 _ROOT: Final = OciCell(hostname="").root
-_STATE: Final = "/run/r"
-_BUNDLE: Final = str(Path(CONFIG_PATH).parent)
-# A jail has one container: its name need not be unique.
-_CONTAINER_NAME: Final = "c"
 _TMP: Final = "/tmp"  # noqa: S108 - the jail's
 _WEIGHTS: Final = "/run/w"
 # All that the runtime gets; nothing of the owner's environment.
@@ -83,8 +79,6 @@ BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec(SandboxSpec):
-    """Its first directory is the bundle's."""
-
     shape: OciShape
     root: ProgramRoot
     tree: ImageTree
@@ -96,11 +90,12 @@ class ContainerSpec(SandboxSpec):
 
 class Container(Sandbox):
     def __init__(self, spec: ContainerSpec, home: Path, recorder: Recorder | None = None) -> None:
-        self.spec = spec
+        self.spec, self.directories = spec, (home / "cells" / spec.cell_id,)
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
         self._user_namespace = None if spec.port is None else spec.port.user_namespace
         self._trace: Trace | None = None
-        self._is_full, self._agent_pid = False, 0
+        self._is_full = False
+        self._agent_pid: int | None = None
         self.agent, self._theirs = socket.socketpair()
         identity = hold_range(is_nested=self._user_namespace is not None)
         super().__init__(spec, identity=identity, home=home, recorder=recorder)
@@ -121,9 +116,6 @@ class Container(Sandbox):
         argv = runtime_argv(
             spec.shape,
             spec.root.program,
-            state=_STATE,
-            bundle=_BUNDLE,
-            name=_CONTAINER_NAME,
             has_port=spec.port is not None,
             trace="" if self._trace is None else self._trace.config_path,
         )
@@ -142,7 +134,8 @@ class Container(Sandbox):
         await self.wait_running()
         cgroup.set_limits(self.groups, self.limits)  # before anything of the workload's has run
         if not self._is_gvisor and self.host_pid is not None:
-            self._watch_sockets(find_agent(self.host_pid))
+            self._agent_pid = find_agent(self.host_pid)
+            self._watch_sockets()
         if self._recorder is not None:
             self._recorder.record(renewed)
 
@@ -188,7 +181,7 @@ class Container(Sandbox):
 
     def _make_files(self) -> None:
         self.make(cpu_later=True)
-        spec, directory = self.spec, self.spec.directories[0]
+        spec, directory = self.spec, self.directories[0]
         cell = OciCell(
             hostname=spec.renewal.hostname,
             tmp=inner_tmp(spec.tree.root, _ROOT) if self._is_gvisor else "",
@@ -206,7 +199,7 @@ class Container(Sandbox):
             if spec.is_traced:
                 from belljar.isolation.oci.trace import Trace
 
-                self._trace = Trace(directory, _BUNDLE, self.holds)
+                self._trace = Trace(directory, self.holds)
 
     async def _attach(self, port: GivenPort) -> None:
         if (jail := self.jail) is None:
@@ -232,7 +225,7 @@ class Container(Sandbox):
         if identity.privileged and identity.uids is not None:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
         tmpfs = partial(JailMount, kind="tmpfs", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES)
-        shape, binds = spec.shape, {_BUNDLE: spec.directories[0], _WEIGHTS: spec.weights}
+        shape, binds = spec.shape, {BUNDLE: self.directories[0], _WEIGHTS: spec.weights}
         return (
             JailMount(kind="proc", target="/proc"),
             JailMount(kind="sysfs", target="/sys"),
@@ -299,10 +292,7 @@ class Container(Sandbox):
             hint="install another version of it, or use another tier; `belljar doctor` tries each",
         )
 
-    def _watch_sockets(self, agent: int | None) -> None:
-        if agent is None:
-            return
-        self._agent_pid = agent
+    def _watch_sockets(self) -> None:
         with _lock:
             is_first = not _watched
             _watched[self.cell_id] = self
@@ -312,7 +302,7 @@ class Container(Sandbox):
     def end_if_sockets_full(self) -> None:
         """No control group counts what waits in netlink and raw sockets."""
         max_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
-        if held_bytes(self._agent_pid, max_bytes) > max_bytes:
+        if self._agent_pid and held_bytes(self._agent_pid, max_bytes) > max_bytes:
             self._is_full = True
             self.kill()
 
@@ -438,7 +428,6 @@ async def open_container(
             memory_by_rlimit=plan.memory_by_rlimit,
             root=root,
             tree=tree,
-            directories=(home / "cells" / cell_id,),
             port=port,
             part_of=part_of,
             weights=None if weights is None else weights / "data",

@@ -22,14 +22,8 @@ import anyio.to_thread
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
-from belljar.isolation.touches import (
-    FULL_READ,
-    Access,
-    FileWatch,
-    Operation,
-    QueueThread,
-    QueueWatch,
-)
+from belljar.isolation.touches import FULL_READ, Access, Operation, QueueThread, QueueWatch
+from belljar.plan.oci import BUNDLE
 
 _SOCKET: Final = "trace.sock"
 _CONFIG: Final = "trace.json"
@@ -49,11 +43,11 @@ class Trace:
     `is_peer`: the process may be the sandbox's runtime; others can find the socket.
     """
 
-    def __init__(self, directory: Path, inside: str, is_peer: Callable[[int], bool]) -> None:
+    def __init__(self, directory: Path, is_peer: Callable[[int], bool]) -> None:
         self._is_peer = is_peer
-        self.config_path = posixpath.join(inside, _CONFIG)
+        self.config_path = posixpath.join(BUNDLE, _CONFIG)
         file = directory / _CONFIG
-        file.write_text(json.dumps(trace_config(posixpath.join(inside, _SOCKET))))
+        file.write_text(json.dumps(trace_config(posixpath.join(BUNDLE, _SOCKET))))
         file.chmod(0o444)
         self._listener = _listen(directory)
         self._connection: socket.socket | None = None
@@ -147,7 +141,7 @@ class TraceWatch(QueueWatch):
 
 async def watch_sandbox(
     trace: Trace | None, paths: Sequence[str], own_reads: OwnReads
-) -> FileWatch:
+) -> TraceWatch:
     if trace is not None:
         await anyio.to_thread.run_sync(trace.thread.drain)  # what came before is not the watch's
         if trace.has_greeted and not trace.has_ended:
