@@ -103,7 +103,7 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
     try:
         if proven:
             trial = run(partial(prove_switch, proven[0], home=home))
-            if trial.works:
+            if trial.state is TrialState.PROVEN:
                 yield Check("kill switch", "ok", "works: halted a test container")
             else:
                 what = f"could not halt a test container: {trial.reason}"

@@ -54,26 +54,20 @@ def gather_facts(
     vmm = next(tool for tool in tools if tool.needed)
     key = f"kernel {kernel_release}, QEMU {vmm.version}, {cpu_model}"
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
-    words = [line.split() for line in _text(proc / "meminfo").splitlines()]
-    total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroups.own_memory_limit_bytes(found)
-    pairs = (line.partition("=")[::2] for line in _text(Path("/etc/os-release")).splitlines())
-    distro = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
     # Root could raise it, but only with a capability that its container may lack
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if open_files_max == resource.RLIM_INFINITY:
         open_files_max = _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
     return HostFacts(
         arch=arch,
-        distro_id=distro.get("ID", ""),
-        distro_version=distro.get("VERSION_ID", ""),
         kernel_release=kernel_release,
         is_root=is_root,
         uid=os.geteuid(),
         cpu_model=cpu_model,
         cpus=len(os.sched_getaffinity(0)),
         memory_total_mib=min(total, total if limit is None else limit) // _MIB,
-        home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
         userns=_userns_fact(is_root=is_root),
         cgroup=cgroups.cgroup_fact(found, is_root=is_root),

@@ -39,10 +39,6 @@ class Trial:
         state = TrialState.REFUTED if problem else TrialState.PROVEN
         return cls(state=state, reason=problem, hint=hint)
 
-    @property
-    def works(self) -> bool:
-        return self.state is TrialState.PROVEN
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
@@ -127,15 +123,12 @@ class HostFacts:
     """`memory_total_mib` is at most this process's group limit."""
 
     arch: str
-    distro_id: str
-    distro_version: str
     kernel_release: str
     is_root: bool
     uid: int
     cpu_model: str
     cpus: int
     memory_total_mib: int
-    home: str
     kvm: Trial
     userns: UsernsFact
     cgroup: CgroupFact
@@ -154,9 +147,6 @@ class HostFacts:
 
     def runtime(self, tier: str) -> RuntimeFact | None:
         return next((runtime for runtime in self.runtimes if runtime.tier == tier), None)
-
-    def tool(self, name: str) -> ToolFact | None:
-        return next((tool for tool in self.tools if tool.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
         return dict(json_of(self))

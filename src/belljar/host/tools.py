@@ -151,15 +151,15 @@ def write_json(file: Path, value: object) -> None:
 MAPPERS: Final = ("newuidmap", "newgidmap")
 
 
-def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEARCH_PATH) -> IdsFact:
+def ids_fact(*, is_root: bool) -> IdsFact:
     if is_root:
         return IdsFact(available=True)
-    missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]
+    missing = [name for name in MAPPERS if shutil.which(name, path=SEARCH_PATH) is None]
     if missing:
         reason = f"{' and '.join(missing)} can't be found"
         return IdsFact(available=False, reason=reason, hint="install the package uidmap")
     name = user_name()
-    files = {file: first_subordinate_id(etc / file) for file in ("subuid", "subgid")}
+    files = {file: first_subordinate_id(Path("/etc", file)) for file in ("subuid", "subgid")}
     without = [f"/etc/{file}" for file, start in files.items() if start is None]
     if without:
         reason = f"{name} has no {NEEDED_IDS:,} subordinate ids in {' or '.join(without)}"

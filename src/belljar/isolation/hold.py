@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field_names
+from belljar.descriptors import open_plain_file
 from belljar.errors import CellError, HostError, host_errors
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind
@@ -31,7 +32,7 @@ SCOPES: Final = ("sample", "run", "all", "cells", "hold")
 NO_REASON: Final = "no reason given"
 MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed
 _KEEP_ORDERS_S: Final = 3600.0
-_MAX_FILE_BYTES: Final = 1 << 14  # more is none of ours, and holds all the same
+_MAX_FILE_BYTES: Final = 1 << 14  # what is longer is cut, thus damaged, and holds all the same
 _UNCHANGED: Final = "the hold can't be changed"
 
 
@@ -186,11 +187,8 @@ def _order_file(home: Path, name: str) -> Path:
 def _read(path: Path, *, scope: str) -> KillOrder | None:
     words: Any = None
     try:
-        # O_NONBLOCK: opening a FIFO in its place would wait for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        words = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+        with open_plain_file(path) as file:
+            words = json.loads(file.read(_MAX_FILE_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as exc:

@@ -63,19 +63,19 @@ class HeldIdentity:
 
 
 @contextmanager
-def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
+def hold_identity() -> Iterator[HeldIdentity]:
     if os.geteuid() != 0:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
         return
-    with _held_slot(locks) as (slot, fd):
+    with _held_slot() as (slot, fd):
         uid = _VMM_IDS_START + slot
         jail = JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
         yield HeldIdentity(jail=jail, lock_fd=fd)
 
 
 @contextmanager
-def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
+def hold_range(*, is_nested: bool = False) -> Iterator[HeldIdentity]:
     """Yield ids of a container's starter and workload. Raises `HostError`."""
     if os.geteuid() != 0:
         held = user_range()
@@ -83,7 +83,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         return
     if is_nested:
         raise ValueError("root's cells are below no user namespace")
-    with _held_slot(locks) as (slot, fd):
+    with _held_slot() as (slot, fd):
         stage = _RANGES_START + slot * _RANGE_IDS
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
         jail = JailIdentity(
@@ -126,7 +126,7 @@ def tree_identity() -> tuple[JailIdentity, JailIds]:
 
 
 @contextmanager
-def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
+def hold_uids(first: int | None) -> Iterator[bool]:
     """Keep a dead cell's uids free; yield False if they are in use."""
     fd = None
     if first is not None and os.geteuid() == 0:
@@ -134,7 +134,7 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
         if first < _RANGES_START:
             slot, past = first - _VMM_IDS_START, 0
         if past == 0 and 0 <= slot < _SLOTS:
-            fd = _lock_slot(locks, slot)
+            fd = _lock_slot(slot)
     try:
         yield fd is not None
     finally:
@@ -142,34 +142,34 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
 
 
 @contextmanager
-def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
+def _held_slot() -> Iterator[tuple[int, int]]:
     """Yield a free slot, and its lock.
 
     A Belljar with another /run has other locks, and begins at another of 128 blocks: a cell
     with the same ids would be killed as a survivor.
     """
-    with _errors(where=locks):
-        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = locks.stat()
+    with _errors(where=_HOST_LOCKS):
+        _HOST_LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = _HOST_LOCKS.stat()
     digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
     begin = int.from_bytes(digest[:2], "big") * _BLOCK_SLOTS
     for slot in ((begin + number) % _SLOTS for number in range(_SLOTS)):
-        fd = _lock_slot(locks, slot)
+        fd = _lock_slot(slot)
         if fd is not None:
             with open_fd(fd):
                 yield slot, fd
             return
     raise HostError(
         f"all {_SLOTS:,} id slots for cells are taken",
-        where=str(locks),
+        where=str(_HOST_LOCKS),
         hint="end some cells; `belljar ps` lists them",
     )
 
 
-def _lock_slot(directory: Path, slot: int) -> int | None:
-    with _errors(where=directory):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock_slot(slot: int) -> int | None:
+    with _errors(where=_HOST_LOCKS):
+        _HOST_LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(_HOST_LOCKS / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # The supervisor inherits the descriptor, and with it the lock: an owner that is killed
         # frees no ids of a jail that lives.

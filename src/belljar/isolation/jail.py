@@ -137,20 +137,16 @@ class Jail:
         diagnosis: int,
         go: int | None = None,
     ) -> None:
-        self.cell_id = cell_id
-        self.supervisor = identify(process.pid)
+        self.cell_id, self.supervisor, self._process = cell_id, identify(process.pid), process
         self.child: ProcessId | None = None
         self.namespaces: Mapping[str, int] = {}
         self.ended: JailEnd | None = None
-        self._pins: dict[str, int] = {}
-        self._process = process
+        self._pins = dict[str, int]()
         self._lifeline: int | None = lifeline
         self._status: int | None = status
         self._diagnosis: int | None = diagnosis
-        self._go = go
-        self._status_text = b""
+        self._go, self._status_text, self._diagnosed = go, b"", b""
         self._reading = threading.Lock()  # a cell's end is asked for in several threads
-        self._diagnosed = b""
         # A supervisor that falls silent must not block the owner's event loop.
         for fd in (status, diagnosis):
             os.set_blocking(fd, False)

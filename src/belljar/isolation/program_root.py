@@ -220,12 +220,6 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    if not os.access(_UNPACKER, os.X_OK):
-        raise HostError(
-            "unsquashfs is not installed, which unpacks images for containers",
-            where=str(_UNPACKER),
-            hint=_UNPACKER_HINT,
-        )
     recipe = RootRecipe(
         directory="unpackers",
         program=_UNPACKER,

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 # Sockets close a little before the supervisor reports.
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
 _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
-_NAMELESS_CHILD_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +339,7 @@ class Sandbox:
         self.refused_forks()
         if self._entry is not None and self.jail is not None and self.jail.child is None:
             # Its supervisor died before it named its child, which ends with it, in a moment
-            wait_for_dying(self._entry, _NAMELESS_CHILD_S)
+            wait_for_dying(self._entry)
         with suppress(OSError):  # the look below finds what this could not look at
             cgroup.remove_empty(self.groups)
         for directory in self.directories:

@@ -34,6 +34,7 @@ from belljar.units import printable
 
 # For killed processes to be gone: then they are reported.
 _KILL_TIMEOUT_S: Final = 1.0
+_NAMELESS_CHILD_S: Final = 2.0
 _READ_BYTES: Final = 1 << 16  # a command line may have megabytes; a cell's name comes early
 _NOT_CONTAINED: Final = "do not count this sample as contained"
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
@@ -143,8 +144,8 @@ def look(entry: JournalEntry) -> Destruction:
     )
 
 
-def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
-    give_up = time.monotonic() + timeout_s
+def wait_for_dying(entry: JournalEntry) -> None:
+    give_up = time.monotonic() + _NAMELESS_CHILD_S
     while time.monotonic() < give_up and any(found.process for found in look(entry).left):
         time.sleep(0.002)
 

@@ -204,7 +204,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
     from belljar.plan.network import GATEWAY_OTHER_FILES
 
     needing = "a range's network"
-    tool = facts.tool("nft")
+    tool = next((each for each in facts.tools if each.name == "nft"), None)
     if tool is None or not tool.ok:
         yield _lack(tool or ToolFact(name="nft", use="packet rules", needed=True))
     missing = [

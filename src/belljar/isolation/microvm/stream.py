@@ -67,7 +67,7 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
         os.ftruncate(fd, ram_bytes)
         with theirs:
             await qmp.execute("getfd", {"fdname": "state"}, fd=theirs.fileno())
-        qmp.forget_events()
+        qmp.events.clear()  # none of before is waited for
         await qmp.execute("migrate", {"uri": "fd:state"})
         try:
             splitter = StreamSplitter(ours, fd, ram_bytes, _STREAM_TIMEOUT_S)

@@ -291,7 +291,7 @@ class Qmp:
         self._socket = sock
         self._where = where
         self._buffer = bytearray()
-        self._events: deque[Mapping[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        self.events = deque[Mapping[str, Any]](maxlen=_MAX_EVENTS)
 
     async def greet(self, *, timeout_s: float = 20.0) -> None:
         with anyio.move_on_after(timeout_s):
@@ -322,14 +322,14 @@ class Qmp:
                     raise CellError(f"the VMM refused {command}: {why}", where=self._where)
                 if "return" in reply:
                     return reply["return"]
-                self._events.append(reply)
+                self.events.append(reply)
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
         """It needs the capability `events`."""
         with anyio.move_on_after(timeout_s):
             while True:
-                event = self._events.popleft() if self._events else await self._line()
+                event = self.events.popleft() if self.events else await self._line()
                 data = event.get("data")
                 if event.get("event") != "MIGRATION" or not isinstance(data, dict):
                     continue
@@ -339,9 +339,6 @@ class Qmp:
                     what = f"the VMM could not move the device state: {status}"
                     raise CellError(what, where=self._where)
         raise self._late("did not finish moving the device state")
-
-    def forget_events(self) -> None:
-        self._events.clear()
 
     def close(self) -> None:
         self._socket.close()
