@@ -37,7 +37,7 @@ _LIBRARY: Final = r"(?a)^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$"
 _NOT_DYNAMIC: Final = ("not a dynamic executable", "statically linked")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProgramRoot:
     """`program` is its path inside; `digest` covers everything."""
 
@@ -49,33 +49,36 @@ class ProgramRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecipe:
-    """`files` are (path in the root, original); `inside` is the program there.
+    """`files` are (path in the root, original); `inside` is the program there, if elsewhere.
 
     `own` files tell apart installations that share a store; `…_points` are empty, to mount on.
     """
 
     directory: str
     program: Path
-    inside: str
-    what: str
     files: Callable[[], Iterable[tuple[str, Path]]]
-    version: Callable[[], str]
+    inside: str = ""
+    version: Callable[[], str] = str
     own: tuple[Path, ...] = ()
     file_points: tuple[str, ...] = ()
     directory_points: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     @property
+    def inside_path(self) -> str:
+        return self.inside or str(self.program)
+
+    @property
     def identity(self) -> list[object]:
         points = [*self.file_points, *(f"{point}/" for point in self.directory_points)]
         hidden, own = list(self.unreadable), list(map(str, self.own))
-        return [_FORMAT, str(self.program), self.inside, points, hidden, own]
+        return [_FORMAT, str(self.program), self.inside_path, points, hidden, own]
 
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
     """Return the root, made once. Blocks; raises `HostError`."""
     directory = home / recipe.directory
-    what = f"the root of {recipe.what} could not be made"
+    what = f"the root of {recipe.program.name} could not be made"
     with host_errors(what, where=directory, hint=STORE_HINT):
         directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         if (found := _find(directory, recipe)) is not None:
@@ -84,7 +87,7 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
             return _find(directory, recipe) or _make(directory, recipe)
 
 
-def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
+def with_libraries(binary: Path) -> Iterator[tuple[str, Path]]:
     """Yield (path in root, original) of all that is loaded."""
     yield str(binary), binary
     result = subprocess.run(
@@ -98,7 +101,8 @@ def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str,
     if any(word in result.stdout + result.stderr for word in _NOT_DYNAMIC):
         return
     if result.returncode or "not found" in result.stdout:
-        raise HostError(f"the libraries of {what} can't be found", where=str(binary), hint=hint)
+        what = f"{binary.name} or its libraries can't be found"
+        raise HostError(what, where=str(binary), hint=_SETUP)
     for line in result.stdout.splitlines():
         if match := re.match(_LIBRARY, line):
             yield match[1], Path(match[1])
@@ -114,7 +118,9 @@ def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
             is_current = all(file_stamp(path) == stamp for path, stamp in files)
             if is_current and data["recipe"] == recipe.identity:
                 version, digest = data["version"], data["digest"]
-                return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
+                return ProgramRoot(
+                    root=root, program=recipe.inside_path, version=version, digest=digest
+                )
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
@@ -153,7 +159,7 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
         "copies": {target: file_stamp(root / target.lstrip("/")) for target in sources},
     }
     write_whole(final / f"{recipe.directory}.json", json.dumps(data, sort_keys=True, indent=1))
-    return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
+    return ProgramRoot(root, recipe.inside_path, version, digest)
 
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[str, str]:
@@ -184,11 +190,10 @@ CONFIG_PATH: Final = f"{BUNDLE}/config.json"
 DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
 )
-_HINT: Final = "install it again; `belljar doctor` tries it"
+_SETUP: Final = f"run `belljar setup`; it installs what is missing, and QEMU {QEMU_MIN} or newer"
 PACKAGE_HINT: Final = "install the package again; its build compiles it"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
 _REMOVER: Final = Path("/usr/bin/rm")
-_UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 
 
 def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
@@ -197,7 +202,7 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
     inside, paths = f"/usr/bin/{program.name}", OciCell(hostname="")
 
     def files() -> Iterator[tuple[str, Path]]:
-        for target, original in with_libraries(program, what=runtime.name, hint=_HINT):
+        for target, original in with_libraries(program):
             yield inside if original == program else target, original
         yield paths.agent, package_program("agent")
         yield paths.probe, package_program("probe")
@@ -206,9 +211,7 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
         directory="runtimes",
         program=program,
         inside=inside,
-        what=runtime.name,
         files=files,
-        version=lambda: runtime.version,
         own=(package_program("agent"), package_program("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
@@ -223,14 +226,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
     recipe = RootRecipe(
         directory="unpackers",
         program=_UNPACKER,
-        inside=str(_UNPACKER),
-        what="unsquashfs",
-        files=lambda: (
-            pair
-            for program in (_UNPACKER, _REMOVER)
-            for pair in with_libraries(program, what=program.name, hint=_UNPACKER_HINT)
-        ),
-        version=str,
+        files=lambda: (*with_libraries(_UNPACKER), *with_libraries(_REMOVER)),
         file_points=("/image",),
         directory_points=("/out",),
     )
@@ -245,7 +241,6 @@ def package_program(name: str, *, mode: int = os.R_OK) -> Path:
     return path
 
 
-_SETUP: Final = f"run `belljar setup`; it installs QEMU {QEMU_MIN} or newer"
 _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     # Debian's build for this machine alone: a quarter of the code, but it knows no emulation.
     "kvm": ("/usr/bin/qemu-system-x86_64-microvm", "/usr/bin/qemu-system-x86_64"),
@@ -270,8 +265,6 @@ def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
     recipe = RootRecipe(
         directory="vmm",
         program=program,
-        inside=str(program),
-        what="QEMU",
         files=partial(_qemu_files, program),
         version=partial(_qemu_version, program),
         file_points=MOUNT_POINTS,
@@ -291,7 +284,7 @@ def _qemu_version(program: Path) -> str:
 def _qemu_files(program: Path) -> Iterator[tuple[str, Path]]:
     modules = sorted(_MODULES.glob("accel-*.so"))
     for binary in [program, *modules]:
-        yield from with_libraries(binary, what="QEMU", hint=_SETUP)
+        yield from with_libraries(binary)
     for name in _FIRMWARE:
         places = (place / name for place in _FIRMWARE_DIRECTORIES)
         if (original := next((path for path in places if path.exists()), None)) is not None:

@@ -21,6 +21,7 @@ import anyio.to_thread
 
 from belljar.capture import Capture
 from belljar.dataclass import asdict, dataclass, replace
+from belljar.descriptors import open_fd
 from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
@@ -30,7 +31,6 @@ from belljar.isolation.renewal import MTU, GivenPort
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.package import __version__
 from belljar.plan.jail import JailBind, JailIds
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.store.journal import new_cell_id
@@ -172,9 +172,7 @@ async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
 
 # The relay's program in its own root.
 _INNER: Final = "/wire"
-_MIB: Final = 1 << 20
-# The relay holds a frame at a time.
-_ADDRESS_SPACE_BYTES: Final = 16 * _MIB
+_ADDRESS_SPACE_BYTES: Final = 16 << 20  # it holds a frame at a time
 # Lets the VMM's lifetime end first.
 _MORE_LIFETIME_S: Final = 60.0
 _STEP_DEADLINE_S: Final = 20.0
@@ -227,12 +225,7 @@ class Wire(Sandbox):
     def _make_root(self) -> ProgramRoot:
         program = package_program("wire", mode=os.X_OK)
         recipe = RootRecipe(
-            directory="wires",
-            program=program,
-            inside=_INNER,
-            what="the wire",
-            files=lambda: ((_INNER, program),),
-            version=lambda: __version__,
+            directory="wires", program=program, inside=_INNER, files=lambda: [(_INNER, program)]
         )
         return ensure_root(self._home, recipe)
 
@@ -249,11 +242,11 @@ class Wire(Sandbox):
             keep_capabilities=True,
             rlimits=(("nofile", 64), ("memlock", 0), ("fsize", 0)),
         )
-        with ExitStack() as undo:
-            settings = os.open(_NET_SETTINGS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            undo.callback(os.close, settings)
-            lifeline = self._vmm.jail.lend_lifeline()
-            undo.callback(os.close, lifeline)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        with (
+            open_fd(os.open(_NET_SETTINGS, flags)) as settings,
+            open_fd(self._vmm.jail.lend_lifeline()) as lifeline,
+        ):
             kept = (net.fileno(), self._theirs.fileno(), lifeline, settings)
             argv = (root.program, *map(str, kept), str(MTU))
             self.start_program(spec, argv, kept=kept, user_namespace=below)

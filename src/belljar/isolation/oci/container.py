@@ -273,6 +273,7 @@ class Container(Sandbox):
         )
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
+        runtime = self.spec.shape.runtime
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
         how = "it neither started the container nor ended in time"
         with anyio.move_on_after(left_s):
@@ -287,7 +288,7 @@ class Container(Sandbox):
         if (words := self.diagnosis()) not in how:
             how += f"; it printed: {words}"
         return CellError(
-            f"no container by {self.spec.shape.runtime.name} {self.spec.root.version}: {how}",
+            f"no container by {runtime.name} {runtime.version}: {how}",
             where=f"cell {self.cell_id}",
             hint="install another version of it, or use another tier; `belljar doctor` tries each",
         )
@@ -417,7 +418,7 @@ async def open_container(
             held.enter_context(claimed(weights))
         runtime = plan.oci.runtime
         root = ensure_runtime_root(home, runtime)
-        words = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
+        words = {"runtime": f"{runtime.name} {runtime.version}", "tree": image.digest}
         note(recorder, Kind.CELL_STARTING, cell_id, **words)
         spec = ContainerSpec(
             cell_id=cell_id,
