@@ -25,6 +25,7 @@ import anyio
 from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from belljar.descriptors import open_fd
 from belljar.errors import BelljarError, CellError
 from belljar.units import printable
 
@@ -85,11 +86,8 @@ def attach_directory(home: Path | None) -> Path:
 def short_path(path: Path) -> Iterator[str]:
     """A socket's name within the kernel's 107 bytes."""
     # Only to name it: nothing is read from the directory.
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
 
 
 class AttachSocket:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, PolicyError
 from belljar.image import storage
 from belljar.image.config import config_of
@@ -291,9 +292,6 @@ def pack_result(
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
     """Make a directory; yield a path that survives its replacement."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
         give_tree(path, owner)
         yield Path(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import PolicyError
 from belljar.units import printable
 
@@ -41,15 +42,10 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
     One step of the kernel's: nothing can be exchanged between a check and the opening. Raises
     `OSError`, `OutsideError`, and `ValueError` for a null byte.
     """
-    at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
         fd = _opened(at, name)
-    finally:
-        os.close(at)
-    try:
+    with open_fd(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -184,11 +180,8 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
                 raise ValueError(f"the link {printable(at)} leads out of its directory")
             yield Entry(path=at, kind=EntryKind.LINK, link=link)
         elif stat.S_ISDIR(below.st_mode):
-            inner = os.open(name, _DIRECTORY, dir_fd=fd)
-            try:
+            with open_fd(os.open(name, _DIRECTORY, dir_fd=fd)) as inner:
                 yield from _entries(inner, at, below, max_entries)
-            finally:
-                os.close(inner)
         else:
             yield from _entries(fd, at, below, max_entries)
 
