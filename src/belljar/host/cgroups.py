@@ -7,14 +7,12 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
+from belljar.policy.limits import Resources
 from belljar.store.scratch import orphans, owned_name
-
-if TYPE_CHECKING:
-    from belljar.policy.limits import Resources
 
 # Without one of them a limit of the policy would hold nothing.
 CONTROLLERS: Final = ("cpu", "memory", "pids")

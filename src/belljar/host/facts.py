@@ -15,8 +15,7 @@ from typing import Final
 
 from belljar.host import cgroups
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
-from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, runtime_facts
-from belljar.host.tools import ids_fact, tool_facts
+from belljar.host.tools import ProveKvm, ProveRuntime, ids_fact, kvm_fact, runtime_facts, tool_facts
 from belljar.package import program_path
 from belljar.process import PROC
 from belljar.store.home import belljar_home

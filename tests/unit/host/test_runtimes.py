@@ -10,10 +10,9 @@ from unittest.mock import Mock, patch
 import pytest
 
 from belljar.errors import HostError
-from belljar.host import runtimes, tools
+from belljar.host import tools
 from belljar.host.model import RuntimeFact, Trial, TrialState
-from belljar.host.runtimes import ProveRuntime, parse_version, runtime_facts
-from belljar.host.tools import own_programs
+from belljar.host.tools import ProveRuntime, own_programs, parse_version, runtime_facts
 
 REFUTED = TrialState.REFUTED
 
@@ -82,7 +81,7 @@ def test_a_failure_is_believed_for_a_short_while_only(
     prove = Mock(side_effect=[*[Trial.of("silent", "use another")] * 2, Trial.of("")])
     first = facts(tmp_path, file, prove=prove)
     assert (first.state, first.reason, first.hint) == (REFUTED, "silent", "use another")
-    now_s += runtimes.REFUTED_FOR_S - 1
+    now_s += tools.REFUTED_FOR_S - 1
     assert (facts(tmp_path, file, prove=prove).state, prove.call_count) == (REFUTED, 1)
     now_s += 1
     assert (facts(tmp_path, file).state, prove.call_count) == (REFUTED, 1)

@@ -15,18 +15,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
 from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE
-
-if TYPE_CHECKING:
-    from belljar.isolation.microvm.vmm import Vmm
 
 # QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
 # with an offset into a block, whose low 12 bits are flags.
