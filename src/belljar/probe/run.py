@@ -190,7 +190,7 @@ async def _attempt(
     if output is None:
         return b"", Answers(by_name={}, problem=problem)
     asked = [probe.name for probe in wanted]
-    answers = parse_answers(output.stdout, asked=asked, nonce=watched.nonce)
+    answers = parse_answers(output.stdout, asked=asked, nonce=watched.parameters["nonce"])
     problem = printable(output.why_not_started, max_chars=300)
     if not problem and output.timed_out:
         problem = "it did not end in time"

@@ -43,7 +43,6 @@ PLACE: Final = Path("/tmp")  # noqa: S108
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
     parameters: Mapping[str, str]
-    nonce: str
     looks: Mapping[Witness, Callable[[], Sight]]
 
     def look(self) -> dict[Witness, Sight]:
@@ -67,8 +66,8 @@ def watch(
     `host_pid` is the cell's outermost process. What this host can't lay out is not fatal: its look
     says so, and probes that need it are void.
     """
-    nonce, token = secrets.token_hex(16), secrets.token_hex(8)
-    parameters = {"nonce": nonce, "token": token}
+    token = secrets.token_hex(8)
+    parameters = {"nonce": secrets.token_hex(16), "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
         layout = _Layout(stack, token.encode(), router or Router(), host_pid)
@@ -80,7 +79,7 @@ def watch(
                 parameter, looks[witness] = "", partial(replace, blind)
             if parameter:
                 parameters[witness.value] = parameter
-        yield LaidOut(parameters=parameters, nonce=nonce, looks=looks)
+        yield LaidOut(parameters=parameters, looks=looks)
 
 
 @dataclass
@@ -238,9 +237,6 @@ def _sentinel(sentinel: ProcessId) -> Sight:
 @contextmanager
 def _sleeping_child() -> Iterator[ProcessId]:
     """It ends with this process, however that ends."""
-    program = shutil.which("cat", path="/usr/bin:/bin")
-    if program is None:
-        raise FileNotFoundError(2, "no cat on this host")
     with ExitStack() as ends:
         read_end, write_end = os.pipe()
         ends.callback(close_all, (read_end, write_end))
@@ -251,7 +247,7 @@ def _sleeping_child() -> Iterator[ProcessId]:
         # SIGUSR1 is blocked, so that one that is sent stays pending and can be seen. A group of its
         # own: Ctrl-C at the terminal is not for it.
         pid = os.posix_spawn(
-            program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
+            "/bin/cat", ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
         )
         ends.callback(os.waitpid, pid, 0)
         # It isn't waited for yet, so the number can't be another's.
@@ -293,11 +289,10 @@ def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
     """Yield a function: did anything happen since its last call?"""
     with open_fd(libc.inotify_queue()) as fd:
         libc.inotify_add(fd, str(path), _TOUCHES)
-        yield partial(_happened, fd)
 
+        def has_happened() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                return bool(os.read(fd, 64 << 10))
+            return False
 
-def _happened(fd: int) -> bool:
-    try:
-        return bool(os.read(fd, 64 << 10))
-    except BlockingIOError:
-        return False
+        yield has_happened

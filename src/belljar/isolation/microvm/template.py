@@ -178,13 +178,12 @@ def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int
     try:
         state, stamp = (directory / "state").read_bytes(), file_stamp(directory / "memory")
     except OSError as error:
-        raise CellError(f"it can't be read: {error.strerror}", where=str(directory)) from error
-    for what, is_same in (
-        ("device state", hashlib.sha256(state).hexdigest() == state_digest),
-        ("memory", stamp == list(memory_stamp)),
-    ):
-        if not is_same:
-            raise CellError(f"the {what} is not the one that was saved", where=str(directory))
+        what = f"a saved machine can't be read: {error.strerror}"
+        raise CellError(what, where=str(directory)) from error
+    is_state = hashlib.sha256(state).hexdigest() == state_digest
+    if not is_state or stamp != list(memory_stamp):
+        what = f"the {'memory' if is_state else 'device state'} is not the one that was saved"
+        raise CellError(what, where=str(directory))
     return state
 
 
@@ -355,12 +354,7 @@ def _load_saved(saved: SavedMachine, job: TemplateJob) -> Template:
         what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"
         hint = "take another snapshot: this one can't be used any more"
         raise HostError(what, where=str(saved.directory), hint=hint)
-    try:
-        state = checked_state(saved.directory, saved.state_digest, saved.memory_stamp)
-    except CellError as error:
-        what = f"nothing is made of the snapshot: {error.what}"
-        hint = "a snapshot ends with its run; else find out who writes to this store"
-        raise CellError(what, where=str(saved.directory), hint=hint) from error
+    state = checked_state(saved.directory, saved.state_digest, saved.memory_stamp)
     return Template(key=job.key, memory=saved.directory / "memory", state=state, root=job.root)
 
 
