@@ -24,7 +24,7 @@ from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
 from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
-from belljar.errors import CellError, HostError, PolicyError
+from belljar.errors import CellError, HostError, PolicyError, host_errors
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_job
@@ -69,10 +69,12 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
+        what, where = "a snapshot can't be written", directory.parent
         try:
-            machine = await _save_machine(cell, origin, directory)
-            if machine is None:
-                digest, size_bytes = await _save_files(cell, directory, origin.since)
+            with host_errors(what, where=where, hint=HINT_SPACE):
+                machine = await _save_machine(cell, origin, directory)
+                if machine is None:
+                    digest, size_bytes = await _save_files(cell, directory, origin.since)
         except CellError as error:
             cell._live.raise_if_killed(error)
             if isinstance(error, MachineLostError) or cell._live.client.failure is not None:
@@ -182,19 +184,13 @@ async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[st
     changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     most = _PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES
-    try:
-        (directory / "names").write_bytes(b"\0".join(sorted(names)))
-        with (directory / "files").open("xb") as file:
-            given = b"\0".join(sorted(changed))
-            # 1: a file changed while it was read
-            await _run(
-                cell, *packing, given=given, taken=file.write, max_bytes=most, allowed=(0, 1)
-            )
-        digest, _ = await anyio.to_thread.run_sync(_read, directory)
-        return digest, (directory / "files").stat().st_size
-    except OSError as error:
-        what = f"a snapshot can't be written: {error.strerror}"
-        raise HostError(what, where=str(directory.parent), hint=HINT_SPACE) from error
+    (directory / "names").write_bytes(b"\0".join(sorted(names)))
+    with (directory / "files").open("xb") as file:
+        given = b"\0".join(sorted(changed))
+        # 1: a file changed while it was read
+        await _run(cell, *packing, given=given, taken=file.write, max_bytes=most, allowed=(0, 1))
+    digest, _ = await anyio.to_thread.run_sync(_read, directory)
+    return digest, (directory / "files").stat().st_size
 
 
 async def _names(cell: Cell, *tests: str) -> frozenset[bytes]:

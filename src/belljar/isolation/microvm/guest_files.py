@@ -61,16 +61,13 @@ class GuestParts:
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
     """Network modules need `nic`. Raises `HostError`: one missing."""
-    try:
+    hint = f"{_SETUP_HINT}, or {PACKAGE_HINT}"
+    with host_errors("a part of the guest can't be read", where=kernel.vmlinuz, hint=hint):
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
         modules = tuple(
             (name, path.read_bytes()) for name, path in named if nic or name not in NIC_MODULES
         )
-    except OSError as exc:
-        hint = f"{_SETUP_HINT}, or {PACKAGE_HINT}"
-        what = f"a part of the guest can't be read: {exc.strerror}"
-        raise HostError(what, where=str(exc.filename), hint=hint) from exc
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), ("p", probe), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)
@@ -99,8 +96,7 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
         if is_as_made(weights):
             return
         directory, disk = weights / "data", weights / DATA_DISK
-        files = [each for each in directory.rglob("*") if not each.is_dir()]
-        total_bytes = sum(each.stat().st_size for each in files)
+        total_bytes = sum(each.stat().st_size for each in directory.rglob("*"))
         need_space(home, total_bytes, "a disk of the weights for microVMs")
         with owned_dir(weights.parent, prefix=MAKING) as scratch:
             argv = [tool("mksquashfs"), str(directory), str(scratch / DATA_DISK)]

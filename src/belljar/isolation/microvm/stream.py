@@ -5,7 +5,6 @@ The VMM may be compromised: pages are written at ascending places below the RAM'
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import os
@@ -21,10 +20,9 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel.client import BusyError
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.program_root import file_stamp
-from belljar.store.home import HINT_SPACE
 
 # QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
 # with an offset into a block, whose low 12 bits are flags.
@@ -249,7 +247,7 @@ class SavedMachine:
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
     """Save the machine, which stands still meanwhile.
 
-    Raises `HostError`: no space; `BusyError`: a command runs; `MachineLostError`: it doesn't go on.
+    Raises `OSError`; `BusyError`: a command runs; `MachineLostError`: it doesn't go on.
     """
     memory = directory / "memory"
     try:
@@ -266,12 +264,6 @@ async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
     except CellError as error:
         vmm.kill()
         raise MachineLostError(error.what, where=error.where, hint=error.hint) from error
-    except OSError as error:
-        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-        what = "no space for a snapshot" if is_full else "a snapshot can't be written"
-        raise HostError(
-            f"{what}: {error.strerror}", where=str(directory.parent), hint=HINT_SPACE
-        ) from error
 
 
 def _saved(directory: Path, state: bytes, key: str) -> SavedMachine:
