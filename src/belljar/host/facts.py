@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import resource
-import subprocess
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -13,9 +12,8 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Final
 
-from belljar.host import cgroups
+from belljar.host import cgroups, tools
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
-from belljar.host.tools import ProveKvm, ProveRuntime, ids_fact, kvm_fact, runtime_facts, tool_facts
 from belljar.package import program_path
 from belljar.process import PROC
 from belljar.store.home import belljar_home
@@ -23,8 +21,6 @@ from belljar.store.home import belljar_home
 _MIB: Final = 1 << 20
 _USUAL_NAMESPACES: Final = 15_000
 _UNKNOWN_HINT: Final = "run it where seccomp and security modules allow namespaces, or as root"
-# The launcher answers in milliseconds.
-_TIMEOUT_S: Final = 5.0
 # Linux's value, where /proc doesn't say it.
 _USUAL_OPEN_FILES: Final = 1 << 20
 # Import names of the extras `network` and `stand-ins`.
@@ -39,18 +35,18 @@ APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 def gather_facts(
     home: Path | None = None,
     *,
-    prove_kvm: ProveKvm | None = None,
-    prove_runtime: ProveRuntime | None = None,
+    prove_kvm: tools.ProveKvm | None = None,
+    prove_runtime: tools.ProveRuntime | None = None,
     doubt: bool = False,
 ) -> HostFacts:
     """`doubt`: remembered failures are ignored."""
     home, proc = home or belljar_home(), PROC
     arch, is_root = platform.machine(), os.geteuid() == 0
-    tools = tool_facts(arch, home / "facts" / "tools.json")
+    found_tools = tools.tool_facts(arch, home / "facts" / "tools.json")
     cpus = [line.partition(":") for line in _text(proc / "cpuinfo").splitlines()]
     models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
     cpu_model, kernel_release = next(models, arch), platform.release()
-    vmm = next(tool for tool in tools if tool.needed)
+    vmm = next(tool for tool in found_tools if tool.needed)
     key = f"kernel {kernel_release}, QEMU {vmm.version}, {cpu_model}"
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -67,17 +63,19 @@ def gather_facts(
         cpu_model=cpu_model,
         cpus=len(os.sched_getaffinity(0)),
         memory_total_mib=min(total, total if limit is None else limit) // _MIB,
-        kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
+        kvm=tools.kvm_fact(
+            home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt
+        ),
         userns=_userns_fact(is_root=is_root),
         cgroup=cgroups.cgroup_fact(found, is_root=is_root),
-        tools=tools,
-        runtimes=runtime_facts(
+        tools=found_tools,
+        runtimes=tools.runtime_facts(
             home / "facts" / "runtimes.json",
             kernel_release=kernel_release,
             prove=prove_runtime,
             doubt=doubt,
         ),
-        ids=ids_fact(is_root=is_root),
+        ids=tools.ids_fact(is_root=is_root),
         open_files_max=open_files_max,
         cores=core_fact(),
         network_namespaces=(proc / "self/ns/net").exists(),
@@ -139,16 +137,7 @@ def _userns_fact(*, is_root: bool) -> UsernsFact:
 
 def try_namespaces() -> str:
     """Return "" if they can be made."""
-    try:
-        done = subprocess.run(
-            [str(program_path("jail")), "--try-namespaces"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            env={},
-        )
-    except (OSError, subprocess.SubprocessError) as exc:
-        return f"could not be tried: {exc}"
-    output = done.stderr.decode("utf-8", "replace").strip()[:200]
-    return "" if done.returncode == 0 else f"making one was tried: {output or done.returncode}"
+    status, output = tools.run_briefly(str(program_path("jail")), "--try-namespaces")
+    if status is None:
+        return f"could not be tried: {output}"
+    return "" if status == 0 else f"making one was tried: {output.strip()[:200] or status}"

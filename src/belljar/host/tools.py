@@ -31,9 +31,8 @@ QEMU_MIN: Final = "8.2"
 # Its JSON is what the rules use (Debian 12).
 NFT_MIN: Final = "1.0.6"
 _VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
-# A program that only says its version answers in milliseconds.
-_TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_CHARS: Final = 4096  # any program may have a tool's name
+_TIMEOUT_S: Final = 20.0  # each answers in milliseconds
+_MAX_OUTPUT_BYTES: Final = 64 << 10  # any program may have a tool's name
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -124,20 +123,25 @@ def own_programs(*names: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def ask_text(path: str, option: str) -> str:
-    """Return its output's start, "" if it can't run."""
+def run_briefly(*argv: str) -> tuple[int | None, str]:
+    """Return a program's status and its output's start; None: it can't run, and why."""
     try:
         done = subprocess.run(
-            [path, option],
+            argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT_S,
             check=False,
             env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
         )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return (done.stdout + done.stderr)[:_MAX_OUTPUT_CHARS].decode("utf-8", "replace")
+    except (OSError, subprocess.SubprocessError) as exc:
+        return None, str(exc)
+    return done.returncode, (done.stdout + done.stderr)[:_MAX_OUTPUT_BYTES].decode(errors="replace")
+
+
+def ask_text(path: str, option: str) -> str:
+    status, output = run_briefly(path, option)
+    return "" if status is None else output
 
 
 def read_json(file: Path) -> dict[str, object]:

@@ -22,6 +22,7 @@ import anyio
 from belljar.dataclass import dataclass
 from belljar.descriptors import exhaustion_as_host_error, open_fd
 from belljar.errors import BelljarError, CellError, HostError
+from belljar.host.tools import run_briefly
 from belljar.isolation.program_root import package_program
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.process import (
@@ -59,12 +60,10 @@ class JailEnd:
 def measure_counter_khz() -> int:
     """Return 0 without a counter. Blocks 50 ms. Raises `HostError`."""
     launcher = str(package_program("jail", mode=os.X_OK))
-    argv = [launcher, "--measure-clock"]
-    try:
-        return int(subprocess.run(argv, capture_output=True, check=True, timeout=10, env={}).stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        what = "the host's time-stamp counter could not be measured"
-        raise HostError(what, where=launcher) from exc
+    status, output = run_briefly(launcher, "--measure-clock")
+    if status != 0 or not output.strip().isdecimal():
+        raise HostError("the host's time-stamp counter could not be measured", where=launcher)
+    return int(output)
 
 
 def start_jail(

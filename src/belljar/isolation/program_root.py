@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -21,7 +20,7 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, host_errors
 from belljar.host.model import RuntimeFact
-from belljar.host.tools import QEMU_MIN, ask_text, at_least
+from belljar.host.tools import QEMU_MIN, ask_text, at_least, run_briefly
 from belljar.package import program_path
 from belljar.plan.oci import BUNDLE, OciCell
 from belljar.plan.qemu import MOUNT_POINTS, Accel
@@ -90,20 +89,13 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
 def with_libraries(binary: Path) -> Iterator[tuple[str, Path]]:
     """Yield (path in root, original) of all that is loaded."""
     yield str(binary), binary
-    result = subprocess.run(
-        ["/usr/bin/ldd", str(binary)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-        env={"LC_ALL": "C"},
-    )
-    if any(word in result.stdout + result.stderr for word in _NOT_DYNAMIC):
+    status, output = run_briefly("/usr/bin/ldd", str(binary))
+    if any(word in output for word in _NOT_DYNAMIC):
         return
-    if result.returncode or "not found" in result.stdout:
+    if status != 0 or "not found" in output:
         what = f"{binary.name} or its libraries can't be found"
         raise HostError(what, where=str(binary), hint=_SETUP)
-    for line in result.stdout.splitlines():
+    for line in output.splitlines():
         if match := re.match(_LIBRARY, line):
             yield match[1], Path(match[1])
 
