@@ -138,11 +138,16 @@ def sweep_trials(*parents: Path) -> None:
             path.rmdir()
 
 
-def _words(file: Path) -> set[str]:
+def text_of(file: Path) -> str:
+    """Return "" if it can't be read."""
     try:
-        return set(file.read_text().split())
+        return file.read_text(errors="replace")
     except OSError:
-        return set()
+        return ""
+
+
+def _words(file: Path) -> set[str]:
+    return set(text_of(file).split())
 
 
 def available_memory_bytes() -> int:
@@ -167,8 +172,5 @@ def own_memory_limit_bytes(found: Hierarchies) -> int | None:
         group, name = found.v2 / found.own.get("", "/").lstrip("/"), "memory.max"
     else:
         return None
-    try:
-        text = (group / name).read_text().strip()
-    except OSError:
-        return None
+    text = text_of(group / name).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None

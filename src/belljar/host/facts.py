@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.host import cgroups, tools
+from belljar.host.cgroups import text_of
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
 from belljar.package import program_path
 from belljar.process import PROC
@@ -40,15 +41,15 @@ def gather_facts(
     doubt: bool = False,
 ) -> HostFacts:
     """`doubt`: remembered failures are ignored."""
-    home, proc = home or belljar_home(), PROC
+    cache, proc = (home or belljar_home()) / "facts", PROC
     arch, is_root = platform.machine(), os.geteuid() == 0
-    found_tools = tools.tool_facts(arch, home / "facts" / "tools.json")
-    cpus = [line.partition(":") for line in _text(proc / "cpuinfo").splitlines()]
+    found_tools = tools.tool_facts(arch, cache / "tools.json")
+    cpus = [line.partition(":") for line in text_of(proc / "cpuinfo").splitlines()]
     models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
     cpu_model, kernel_release = next(models, arch), platform.release()
     vmm = next(tool for tool in found_tools if tool.needed)
     key = f"kernel {kernel_release}, QEMU {vmm.version}, {cpu_model}"
-    found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
+    found = cgroups.parse_hierarchies(text_of(proc / "self/mounts"), text_of(proc / "self/cgroup"))
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroups.own_memory_limit_bytes(found)
     # Root could raise it, but only with a capability that its container may lack
@@ -63,17 +64,12 @@ def gather_facts(
         cpu_model=cpu_model,
         cpus=len(os.sched_getaffinity(0)),
         memory_total_mib=min(total, total if limit is None else limit) // _MIB,
-        kvm=tools.kvm_fact(
-            home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt
-        ),
+        kvm=tools.kvm_fact(cache / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
         userns=_userns_fact(is_root=is_root),
         cgroup=cgroups.cgroup_fact(found, is_root=is_root),
         tools=found_tools,
         runtimes=tools.runtime_facts(
-            home / "facts" / "runtimes.json",
-            kernel_release=kernel_release,
-            prove=prove_runtime,
-            doubt=doubt,
+            cache / "runtimes.json", kernel_release=kernel_release, prove=prove_runtime, doubt=doubt
         ),
         ids=tools.ids_fact(is_root=is_root),
         open_files_max=open_files_max,
@@ -81,7 +77,7 @@ def gather_facts(
         network_namespaces=(proc / "self/ns/net").exists(),
         network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
         modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
-        routes=parse_routes(_text(proc / "net/route")),
+        routes=parse_routes(text_of(proc / "net/route")),
     )
 
 
@@ -97,13 +93,6 @@ def parse_routes(text: str) -> tuple[str, ...]:
     return tuple(str(network) for network in sorted(found) if network.prefixlen)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def core_fact(pattern_file: Path = PROC / "sys/kernel/core_pattern") -> CoreFact:
     """An unreadable pattern counts as a program."""
     can_limit = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0
@@ -117,7 +106,7 @@ def core_fact(pattern_file: Path = PROC / "sys/kernel/core_pattern") -> CoreFact
 
 
 def _number(file: Path, default: int) -> int:
-    text = _text(file).strip()
+    text = text_of(file).strip()
     return int(text) if text.isdigit() else default
 
 
@@ -129,7 +118,7 @@ def _userns_fact(*, is_root: bool) -> UsernsFact:
         return UsernsFact(available=True)
     else:
         hint, switch = _UNKNOWN_HINT, "sys/kernel/apparmor_restrict_unprivileged_userns"
-        if not is_root and _text(PROC / switch).strip() == "1":
+        if not is_root and text_of(PROC / switch).strip() == "1":
             reason = f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)"
             hint = f"allow {program_path('jail')} by the AppArmor profile in docs/tiers.md"
     return UsernsFact(available=False, reason=reason, hint=hint)

@@ -13,7 +13,7 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_fd
 from belljar.errors import HostError, host_errors
-from belljar.host.cgroups import cgroup_fact, host_hierarchies
+from belljar.host.cgroups import cgroup_fact, host_hierarchies, text_of
 from belljar.host.model import CgroupVersion
 from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
@@ -189,19 +189,16 @@ def cpu_s(directory: Path) -> float | None:
 
 
 def _counted(file: Path, key: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == key:
-                return int(count)
+    for line in text_of(file).splitlines():
+        name, _, count = line.partition(" ")
+        if name == key and count.isdigit():
+            return int(count)
     return None
 
 
 def _number(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return 0
+    text = text_of(file).strip()
+    return int(text) if text.isdigit() else 0
 
 
 def remove_group(directory: Path) -> bool:

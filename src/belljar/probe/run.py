@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -17,6 +16,7 @@ import anyio
 from belljar.capture import body_of
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder, Trust
+from belljar.host.cgroups import text_of
 from belljar.plan.model import OciPlan, Plan
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.judge import (
@@ -31,7 +31,7 @@ from belljar.probe.judge import (
 )
 from belljar.probe.model import Probe, ProbeReport, Verdict, Witness
 from belljar.probe.witness import watch
-from belljar.process import namespaces_of
+from belljar.process import boot_id, namespaces_of
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -254,13 +254,11 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
 def host_parameters(*, whole: bool) -> Mapping[str, str]:
     """The quick set gets nothing of the host's names."""
-    stat = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    stat = (line.split() for line in text_of(Path("/proc/stat")).splitlines())
     parameters = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
     if whole:
         own = " ".join(f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items())
+        machine_id = text_of(Path("/etc/machine-id")).strip()
         parameters |= {"namespaces": own, "hostname": socket.gethostname()}
-        files = {"boot_id": "/proc/sys/kernel/random/boot_id", "machine_id": "/etc/machine-id"}
-        for name, file in files.items():
-            with suppress(OSError):
-                parameters[name] = Path(file).read_text(errors="replace").strip()
+        parameters |= {"boot_id": boot_id(), "machine_id": machine_id}
     return {name: value for name, value in parameters.items() if value}
