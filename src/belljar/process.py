@@ -88,6 +88,11 @@ def identify_group(thread: int) -> ProcessId | None:
     return identify(int(number)) if number.isdecimal() else None
 
 
+def other_pids() -> set[int]:
+    """Return the numbers of all processes but this one."""
+    return {int(each.name) for each in PROC.iterdir() if each.name.isdigit()} - {os.getpid()}
+
+
 def is_alive(process: ProcessId) -> bool:
     """Whether that very process still runs."""
     return identify(process.pid) == process

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
 import threading
 import time
@@ -24,7 +23,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now, reap_one
 from belljar.isolation.survivors import cells_named, read_start
-from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive, urgently
+from belljar.process import PORTS_DOWN, ProcessId, boot_id, identify, is_alive, other_pids, urgently
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
 from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry, own_entry
@@ -282,9 +281,8 @@ def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
 def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     """Launchers and VMMs by cell, from /proc command lines."""
     found: dict[str, tuple[ProcessId, ...]] = {}
-    pids = {int(each.name) for each in PROC.iterdir() if each.name.isdigit()}
     # This process's own command line may name the cells that it was asked to kill.
-    for pid in pids - {os.getpid()}:
+    for pid in other_pids():
         for name in names.intersection(cells_named(read_start(pid, "cmdline"))):
             if (process := identify(pid)) is not None:
                 found[name] = (*found.get(name, ()), process)

@@ -26,6 +26,7 @@ from belljar.process import (
     kill,
     namespaces_of,
     namespaces_of_threads,
+    other_pids,
     raise_if_blind,
 )
 from belljar.store.journal import JournalEntry
@@ -184,13 +185,8 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
 def _processes(why: Callable[[JournalEntry, int], str], entry: JournalEntry) -> Iterator[Survivor]:
     if not os.access("/proc/1/status", os.R_OK):
         raise OSError(errno.ENODATA, "/proc hides other users' processes here (its option hidepid)")
-    for directory in PROC.iterdir():
-        if (
-            directory.name.isdigit()
-            and int(directory.name) != os.getpid()
-            and (reason := why(entry, int(directory.name)))
-            and (process := identify(int(directory.name))) is not None
-        ):
+    for pid in other_pids():
+        if (reason := why(entry, pid)) and (process := identify(pid)) is not None:
             yield _survivor(process, reason)
 
 
@@ -226,12 +222,12 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
     """Raise if processes no older hide their namespaces."""
     since_ticks, hidden = (entry.supervisor or entry.owner).start_ticks, 0
-    for pid in (directory.name for directory in PROC.iterdir() if directory.name.isdigit()):
+    for pid in other_pids():
         try:
             os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - as `namespaces_of`
         except PermissionError:
             # A refusal is the kernel's word for one that has just ended, too
-            process = identify(int(pid))
+            process = identify(pid)
             hidden += process is not None and process.start_ticks >= since_ticks
         except OSError:
             continue
