@@ -51,7 +51,7 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """`not_checked` was not looked for; without `unproven` nothing is proven."""
+    """`unproven` are those of `not_checked` that a proof needs."""
 
     survivors: tuple[str, ...] = ()
     looked_for: tuple[str, ...] = ()

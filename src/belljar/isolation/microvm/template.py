@@ -27,13 +27,7 @@ from belljar.errors import CellError, HostError, host_errors
 from belljar.events import Kind, Recorder, note
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.guest_files import (
-    DATA_DISK,
-    GuestParts,
-    ensure_data_disk,
-    read_guest_parts,
-    write_read_only,
-)
+from belljar.isolation.microvm import guest_files
 from belljar.isolation.microvm.stream import SavedMachine, allow_shared_memory, save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm, start_wire
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_vmm_root, file_stamp
@@ -82,7 +76,7 @@ class TemplateJob:
     image: Image
     kernel: Kernel
     home: Path
-    guest: GuestParts
+    guest: guest_files.GuestParts
     root: ProgramRoot
     key: str
     weights: Path | None
@@ -126,8 +120,8 @@ def find_job(
     if plan.vm.data_disk != (weights is not None):
         raise ValueError("weights go with a machine that has a second disk, and only with it")
     if weights is not None:
-        ensure_data_disk(home, weights)
-    guest = read_guest_parts(kernel, nic=plan.vm.nic)
+        guest_files.ensure_data_disk(home, weights)
+    guest = guest_files.read_guest_parts(kernel, nic=plan.vm.nic)
     root = ensure_vmm_root(home, plan.vm.accel)
     inputs = qemu.TemplateInputs(
         image_digest=image.digest,
@@ -198,7 +192,7 @@ async def _build(job: TemplateJob, recorder: Recorder) -> None:
             await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
             scratch.mkdir(mode=0o711)
             initrd = job.guest.initramfs()
-            await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", initrd)
+            await anyio.to_thread.run_sync(guest_files.write_read_only, scratch / "initrd", initrd)
             with claimed_for_cell(job.kernel.vmlinuz.parent):
                 state = await _boot_and_save(job, cell_id, scratch)
             await anyio.to_thread.run_sync(_finish, job, scratch, state)
@@ -214,7 +208,7 @@ def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
     system = JailBind(source=image.rootfs, target=qemu.DISK_PATH)
     if weights is None:
         return (system,)
-    return (system, JailBind(source=weights / DATA_DISK, target=qemu.DATA_DISK_PATH))
+    return (system, JailBind(source=weights / guest_files.DATA_DISK, target=qemu.DATA_DISK_PATH))
 
 
 async def _boot_and_save(job: TemplateJob, cell_id: str, scratch: Path) -> bytes:
@@ -272,14 +266,14 @@ def _finish(job: TemplateJob, scratch: Path, state: bytes) -> None:
     (scratch / "initrd").unlink()
     memory.chmod(0o444)
     sync_file(memory)
-    write_read_only(scratch / "state", state)
+    guest_files.write_read_only(scratch / "state", state)
     description = {
         "key": job.key,
         "state_sha256": hashlib.sha256(state).hexdigest(),
         "memory_stamp": file_stamp(memory),
     }
     text = json.dumps(description, sort_keys=True, indent=1)
-    write_read_only(scratch / "template.json", text.encode())
+    guest_files.write_read_only(scratch / "template.json", text.encode())
     shutil.rmtree(job.directory, ignore_errors=True)
     scratch.rename(job.directory)
 
