@@ -43,7 +43,7 @@ def gather_facts(
     """`doubt`: remembered failures are ignored."""
     cache, proc = (home or belljar_home()) / "facts", PROC
     arch, is_root = platform.machine(), os.geteuid() == 0
-    found_tools = tools.tool_facts(arch, cache / "tools.json")
+    found_tools = tools.tool_facts(tools.tools_for(arch), cache / "tools.json")
     cpus = [line.partition(":") for line in text_of(proc / "cpuinfo").splitlines()]
     models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
     cpu_model, kernel_release = next(models, arch), platform.release()

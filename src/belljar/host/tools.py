@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import json_of, replace
+from belljar.dataclass import dataclass, json_of, replace
 from belljar.errors import BelljarError
 from belljar.host.model import IdsFact, RuntimeFact, ToolFact, Trial, TrialState
 from belljar.package import program_path
@@ -36,20 +36,35 @@ _MAX_OUTPUT_BYTES: Final = 64 << 10  # any program may have a tool's name
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def tool_facts(arch: str, cache_file: Path) -> tuple[ToolFact, ...]:
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    package: str
+    use: str
+    needed: bool = False
+    needed_min: str = ""
+    tier: str = "microvm"
+    version_option: str = "--version"
+
+
+def tools_for(arch: str) -> tuple[Tool, ...]:
     """Return needed ones first."""
     qemu = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}.get(arch, "qemu-system")
-    fact, squashfs = partial(tool_fact, cache_file), "squashfs-tools"
     unpacking = "unpacking images for containers and gVisor"
+    squashfs = partial(Tool, package="squashfs-tools", version_option="-version")
     return (
-        fact(f"qemu-system-{arch}", qemu, "the microVM", needed=True, needed_min=QEMU_MIN),
-        fact("mmdebstrap", "mmdebstrap", "building images"),
-        fact("mksquashfs", squashfs, "packing images", option="-version"),
-        fact("skopeo", "skopeo", "importing images"),
-        fact("buildah", "buildah", "building images from Dockerfiles"),
-        fact("unsquashfs", squashfs, unpacking, needed=True, tier="oci", option="-version"),
-        fact("nft", "nftables", "ranges' packet rules", needed_min=NFT_MIN, tier="network"),
+        Tool(f"qemu-system-{arch}", qemu, "the microVM", needed=True, needed_min=QEMU_MIN),
+        Tool("mmdebstrap", "mmdebstrap", "building images"),
+        squashfs("mksquashfs", use="packing images"),
+        Tool("skopeo", "skopeo", "importing images"),
+        Tool("buildah", "buildah", "building images from Dockerfiles"),
+        squashfs("unsquashfs", use=unpacking, needed=True, tier="oci"),
+        Tool("nft", "nftables", "ranges' packet rules", needed_min=NFT_MIN, tier="network"),
     )
+
+
+def tool_facts(tools: tuple[Tool, ...], cache_file: Path) -> tuple[ToolFact, ...]:
+    return tuple(_fact(tool, cache_file) for tool in tools)
 
 
 def find_program(name: str) -> str | None:
@@ -78,35 +93,28 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("~")[0].split(".") if part.isdigit())
 
 
-def tool_fact(
-    cache_file: Path,
-    name: str,
-    package: str,
-    use: str,
-    *,
-    needed: bool = False,
-    needed_min: str = "",
-    tier: str = "microvm",
-    option: str = "--version",
-) -> ToolFact:
-    version, path = "", find_program(name)
+def _fact(tool: Tool, cache_file: Path) -> ToolFact:
+    version, path = "", find_program(tool.name)
     if path is not None:
         version = cached_version(
-            path, option, cache_file, read=lambda text: next(iter(_VERSION.findall(text)), "")
+            path,
+            tool.version_option,
+            cache_file,
+            read=lambda text: next(iter(_VERSION.findall(text)), ""),
         )
-    ok = path is not None and at_least(version, needed_min)
-    at_least_min = f" {needed_min} or newer (Debian 12: from bookworm-backports)"
-    hint = f"run `belljar setup`, or install {package}{at_least_min if needed_min else ''}"
+    ok = path is not None and at_least(version, tool.needed_min)
+    needed = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
+    hint = f"run `belljar setup`, or install {tool.package}{needed if tool.needed_min else ''}"
     return ToolFact(
-        name=name,
-        use=use,
-        needed=needed,
+        name=tool.name,
+        use=tool.use,
+        needed=tool.needed,
         path=path or "",
         version=version,
-        needed_min=needed_min,
+        needed_min=tool.needed_min,
         ok=ok,
         hint="" if ok else hint,
-        tier=tier,
+        tier=tool.tier,
     )
 
 

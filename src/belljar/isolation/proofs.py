@@ -24,7 +24,7 @@ from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
 from belljar.plan import qemu
-from belljar.plan.jail import JailBind, JailLimits
+from belljar.plan.jail import JailBind
 from belljar.plan.make import oci_limits
 from belljar.plan.oci import oci_shape
 from belljar.policy.limits import Resources, Tier
@@ -114,13 +114,6 @@ async def boots_under(
     """Boot kernel and agent. Raises `HostError`: a part is missing."""
     model = "host" if accel == "kvm" else "max"
     shape = qemu.VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
-    limits = JailLimits(
-        memory_max_bytes=qemu.vmm_memory_max_bytes(shape),
-        cpu_quota_percent=None,
-        processes=qemu.vmm_processes(shape),
-        lifetime_s=deadline_s + 20,
-        address_space_bytes=qemu.vmm_address_space_bytes(shape),
-    )
     with scratch_dir(home) as scratch:
         scratch.chmod(0o711)  # for the VMM's uid
         initrd, disk = scratch / "initrd", scratch / "disk"
@@ -132,7 +125,7 @@ async def boots_under(
             kind="proof",
             role=qemu.Role.TEMPLATE,
             shape=shape,
-            limits=limits,
+            limits=qemu.vmm_limits(shape, deadline_s + 20),
             root=ensure_vmm_root(home, accel),
             binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
         )

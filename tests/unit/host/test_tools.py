@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host.tools import tool_fact
+from belljar.host.tools import Tool, tool_facts
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,6 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    fact = tool_fact(tmp_path / "tools.json", "vmm", "vmm-package", "the VM", needed_min="8.2")
+    vmm = Tool("vmm", "vmm-package", "the microVM", needed=True, needed_min="8.2")
+    (fact,) = tool_facts((vmm,), tmp_path / "tools.json")
     assert (fact.version, fact.ok) == (version, ok)
