@@ -52,6 +52,7 @@ def gather_facts(
     found = cgroups.parse_hierarchies(text_of(proc / "self/mounts"), text_of(proc / "self/cgroup"))
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroups.own_memory_limit_bytes(found)
+    has_net = (proc / "self/ns/net").exists()
     # Root could raise it, but only with a capability that its container may lack
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if open_files_max == resource.RLIM_INFINITY:
@@ -74,8 +75,7 @@ def gather_facts(
         ids=tools.ids_fact(is_root=is_root),
         open_files_max=open_files_max,
         cores=core_fact(),
-        network_namespaces=(proc / "self/ns/net").exists(),
-        network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
+        network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1) if has_net else 0,
         modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
         routes=parse_routes(text_of(proc / "net/route")),
     )

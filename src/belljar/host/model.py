@@ -137,7 +137,6 @@ class HostFacts:
     ids: IdsFact = _NO_IDS
     open_files_max: int = 1024
     cores: CoreFact = CoreFact()
-    network_namespaces: bool = True
     network_namespaces_max: int = -1
     """user.max_net_namespaces; -1: not known."""
     modules_missing: tuple[str, ...] = ()

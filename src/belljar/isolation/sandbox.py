@@ -107,8 +107,6 @@ class Sandbox:
 
         return GuestClient(self.agent)
 
-    # ---- making it
-
     def make(self, *, cpu_later: bool = False) -> None:
         self._entry = own_entry(
             self.cell_id,
@@ -170,8 +168,6 @@ class Sandbox:
     def ready(self, owner: AsyncExitStack) -> None:
         """Make it a cell: `destroy` may end it before its owner does."""
         self._owner, self._is_ready = owner, True
-
-    # ---- what the host sees of it
 
     @property
     def host_pid(self) -> int | None:
@@ -251,8 +247,6 @@ class Sandbox:
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         raise NotImplementedError
-
-    # ---- its end
 
     def kill(self, order: KillOrder | None = None) -> None:
         """Kill its pid 1, from any thread."""

@@ -110,8 +110,6 @@ class Vmm(Sandbox):
     def panic(self) -> str:
         return self._console.panic()
 
-    # ---- as Sandbox
-
     def console(self) -> bytes:
         return self._console.read()
 
@@ -141,8 +139,6 @@ class Vmm(Sandbox):
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
         return await watch_guest(self.client, paths)
-
-    # ----
 
     async def unmake(self) -> Destruction:
         try:

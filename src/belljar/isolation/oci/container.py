@@ -139,8 +139,6 @@ class Container(Sandbox):
         if self._recorder is not None:
             self._recorder.record(renewed)
 
-    # ---- as Sandbox
-
     def explain(self, end: JailEnd) -> str:
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
@@ -176,8 +174,6 @@ class Container(Sandbox):
 
         own_reads = self.client.own_reads
         return await anyio.to_thread.run_sync(watch_container, self.host_pid, paths, own_reads)
-
-    # ----
 
     def _make_files(self) -> None:
         self.make(cpu_later=True)
