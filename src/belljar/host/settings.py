@@ -113,17 +113,14 @@ PolicyLike: TypeAlias = "LoadedPolicy | Policy | Mapping[str, Any] | str | os.Pa
 
 
 def resolve_here(policy: PolicyLike) -> LoadedPolicy:
-    if isinstance(policy, LoadedPolicy):
-        loaded = policy
-    elif policy is None or isinstance(policy, str | os.PathLike):
-        from belljar.policy.load import resolve_policy
+    if not isinstance(policy, LoadedPolicy):
+        from belljar.policy.load import policy_of, resolve_policy
 
-        loaded = resolve_policy(policy)
-    else:
-        from belljar.policy.load import policy_of
-
-        loaded = policy_of(policy)
-    return within_settings(loaded, read_settings())
+        if policy is None or isinstance(policy, str | os.PathLike):
+            policy = resolve_policy(policy)
+        else:
+            policy = policy_of(policy)
+    return within_settings(policy, read_settings())
 
 
 def _read(path: Path) -> bytes | None:
