@@ -13,6 +13,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass, replace
 from belljar.host.model import RuntimeFact
 from belljar.plan.jail import WORKLOAD_ROOT
+from belljar.plan.qemu import GuestLimits
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
 OCI_VERSION: Final = "1.0.2"
@@ -176,11 +177,7 @@ class OciShape:
     """`config` lacks what `OciCell` has."""
 
     runtime: RuntimeFact
-    memory_max_bytes: int
-    disk_bytes: int
-    disk_inodes: int
-    processes: int
-    debugger_calls: bool = False
+    guest: GuestLimits
     raw_sockets: bool = False
     devices: tuple[str, ...] = ()
     config: Mapping[str, Any]
@@ -211,19 +208,23 @@ def oci_shape(
 ) -> OciShape:
     return OciShape(
         runtime=runtime,
-        memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
-        disk_bytes=resources.disk_bytes,
-        disk_inodes=writable_inodes(resources),
-        processes=resources.processes,
-        debugger_calls=bool(rights.calls),
+        guest=guest_limits(resources, rights),
         raw_sockets="NET_ADMIN" in rights.capabilities,
         devices=devices,
         config=_config(tier, arch, resources, open_files_max=open_files_max, rights=rights),
     )
 
 
-def writable_inodes(resources: Resources) -> int:
-    return min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
+def guest_limits(resources: Resources, rights: Granted) -> GuestLimits:
+    inodes = min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
+    return GuestLimits(
+        # What the workload writes is memory too.
+        memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
+        disk_bytes=resources.disk_bytes,
+        disk_inodes=inodes,
+        processes=resources.processes,
+        debugger_calls=bool(rights.calls),
+    )
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, Kind, Recorder, note
 from belljar.image.store import Image
@@ -221,7 +221,7 @@ class Container(Sandbox):
         if identity.privileged and identity.uids is not None:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
         tmpfs = partial(JailMount, kind="tmpfs", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES)
-        shape, binds = spec.shape, {BUNDLE: self.directories[0], _WEIGHTS: spec.weights}
+        guest, binds = spec.shape.guest, {BUNDLE: self.directories[0], _WEIGHTS: spec.weights}
         return (
             JailMount(kind="proc", target="/proc"),
             JailMount(kind="sysfs", target="/sys"),
@@ -233,8 +233,8 @@ class Container(Sandbox):
             ),
             tmpfs(
                 target=_LAYER,
-                size_bytes=shape.disk_bytes,
-                inodes=shape.disk_inodes,
+                size_bytes=guest.disk_bytes,
+                inodes=guest.disk_inodes,
                 executable=True,
             ),
             JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),
@@ -249,19 +249,11 @@ class Container(Sandbox):
     async def _greet(self) -> Event:
         from belljar.channel.frames import NEEDED_OF_CONTAINER, config_payload
 
-        spec, shape, client = self.spec, self.spec.shape, self.client
+        spec, client = self.spec, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
         await client.hello()
-        await client.configure(
-            config_payload(
-                memory_max_bytes=shape.memory_max_bytes,
-                disk_bytes=shape.disk_bytes,
-                disk_inodes=shape.disk_inodes,
-                processes=shape.processes,
-                debugger_calls=shape.debugger_calls,
-                hostname=spec.renewal.hostname,
-            )
-        )
+        limits, hostname = asdict(spec.shape.guest), spec.renewal.hostname
+        await client.configure(config_payload(**limits, hostname=hostname))
         # The link is there already; the guest agent only names the resolver, in a file that a
         # workload may edit without reaching anything more.
         return await renew(
@@ -304,7 +296,7 @@ class Container(Sandbox):
             self.kill()
 
     def _is_crowd(self, count: int) -> bool:
-        return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
+        return not self._is_gvisor and count >= self.spec.shape.guest.processes + _AGENTS_PROCESSES
 
     async def unmake(self) -> Destruction:
         try:
