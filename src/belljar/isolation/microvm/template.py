@@ -12,8 +12,8 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -282,8 +282,7 @@ _RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
 _HELLO_DEADLINE_S: Final = 30.0  # the same
 
 
-@asynccontextmanager
-async def open_vm(
+def open_vm(
     plan: MicrovmPlan,
     image: Image,
     kernel: Kernel,
@@ -296,7 +295,7 @@ async def open_vm(
     part_of: str = "",
     weights: Path | None = None,
     saved: SavedMachine | None = None,
-) -> AsyncIterator[Vmm]:
+) -> AbstractAsyncContextManager[Vmm]:
     """Do as `open_container`, by a clone of the plan's template.
 
     `saved`: it goes on from there instead.
@@ -338,8 +337,7 @@ async def open_vm(
             raise
         return vmm
 
-    async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
-        yield vmm
+    return recorded_lifetime(recorder, cell_id, planned, make)
 
 
 def _load_saved(saved: SavedMachine, job: TemplateJob) -> Template:

@@ -7,8 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -378,8 +378,7 @@ async def start_container(
     raise RuntimeError("unreachable: the last attempt returns or raises")
 
 
-@asynccontextmanager
-async def open_container(
+def open_container(
     plan: OciPlan,
     image: Image,
     *,
@@ -390,7 +389,7 @@ async def open_container(
     port: GivenPort | None = None,
     part_of: str = "",
     weights: Path | None = None,
-) -> AsyncIterator[Container]:
+) -> AbstractAsyncContextManager[Container]:
     """A container of the plan, ready; destroyed when the block is left.
 
     `port` is attached before anything hostile runs; None: no network at all.
@@ -427,5 +426,4 @@ async def open_container(
         note(recorder, Kind.CELL_STARTED, cell_id, duration_ms=duration_ms)
         return container
 
-    async with recorded_lifetime(recorder, cell_id, planned, make) as container:
-        yield container
+    return recorded_lifetime(recorder, cell_id, planned, make)
