@@ -92,6 +92,7 @@ def hold(home: Path, reason: str = "") -> KillOrder:
 
 
 def release(home: Path | None = None) -> KillOrder | None:
+    """Lift the hold, if any, and return it. Raises `HostError`."""
     home = home or belljar_home()
     if (held := read_hold(home)) is not None:
         hint = "remove this file as the user who owns it"

@@ -51,7 +51,11 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """`unproven` are those of `not_checked` that a proof needs."""
+    """One look at the host found this of a cell.
+
+    `not_checked` was not looked for, with reasons; a proof needs those in `unproven` (processes,
+    control groups, mounts, files).
+    """
 
     survivors: tuple[str, ...] = ()
     looked_for: tuple[str, ...] = ()
@@ -62,10 +66,12 @@ class Destruction:
 
     @property
     def remaining(self) -> tuple[str, ...]:
+        """Return what is left, or was not looked for."""
         return (*self.survivors, *(f"not looked for: {what}" for what in self.unproven))
 
     @property
     def clean(self) -> bool:
+        """Return True if all needed looks were made and found nothing."""
         return not self.survivors and not self.unproven
 
     def raise_if_unclean(
@@ -85,6 +91,7 @@ class Destruction:
             raise HostError(unproven, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
 
     def to_data(self) -> dict[str, JsonValue]:
+        """Return it as `cell.destroyed` records it."""
         return {
             "clean": self.clean,
             "survivors": list(self.survivors),

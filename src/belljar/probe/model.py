@@ -22,12 +22,15 @@ class AttemptOutcome(StrEnum):
 
 
 class Verdict(StrEnum):
+    """The evidence says so; the worst is last. `VOID`: evidence is missing."""
+
     CONTAINED = "contained"
     VOID = "void"
     BREACHED = "breached"
 
     @property
     def badness(self) -> int:
+        """Return its place in that order."""
         return list(Verdict).index(self)
 
 
