@@ -135,7 +135,7 @@ async def boots_under(
                 try:
                     await vmm.client.wait_ready(timeout_s=deadline_s)
                 except BelljarError as exc:
-                    detail = vmm.panic() or vmm.diagnosis() or exc.what
+                    detail = vmm.serial.panic() or vmm.diagnosis() or exc.what
                     words, _, _ = detail.partition("\\n")  # without the VMM's register dump
                     what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
                     return Trial.of(f"{what}: {words[:300]}")

@@ -243,7 +243,7 @@ async def _boot_and_save(job: TemplateJob, cell_id: str, scratch: Path) -> bytes
             with suppress(CellError):
                 await vmm.qmp.execute("quit")
         except CellError as exc:
-            panic = vmm.panic()
+            panic = vmm.serial.panic()
             why = f"the guest's kernel panicked: {panic}" if panic else exc.what
             hint = "check the policy's memory (256 MiB is a sensible least)"
             what = f"a template could not be made: {why}"

@@ -55,8 +55,8 @@ class Vmm(Sandbox):
         self.spec, self.emulated = spec, spec.shape.accel == "tcg"
         self.wire: Wire | None = None
         self.companions = AsyncExitStack()
-        self._ours, self._theirs, self._console = dict[str, socket.socket](), ExitStack(), Console()
-        self._theirs.callback(os.close, self._console.writer)
+        self._ours, self._theirs, self.serial = dict[str, socket.socket](), ExitStack(), Console()
+        self._theirs.callback(os.close, self.serial.writer)
         with ExitStack() as undo:
             undo.callback(self._release)
             self._fds = self._open_ends()
@@ -81,7 +81,7 @@ class Vmm(Sandbox):
             with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
                 inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
             self._theirs.callback(os.close, inherited["kvm"])
-        return VmFds(console=self._console.writer, **inherited)
+        return VmFds(console=self.serial.writer, **inherited)
 
     async def start(self) -> None:
         await anyio.to_thread.run_sync(self.make)
@@ -107,11 +107,8 @@ class Vmm(Sandbox):
             what = f"the VMM did not start: {self.diagnosis() or exc.what}"
             raise CellError(what, where=exc.where) from exc
 
-    def panic(self) -> str:
-        return self._console.panic()
-
     def console(self) -> bytes:
-        return self._console.read()
+        return self.serial.read()
 
     def cause_of_death(self) -> str:
         """The wire's end looks like the owner's."""
@@ -124,7 +121,7 @@ class Vmm(Sandbox):
         return self.wire.explain(wire_end)
 
     def explain(self, end: JailEnd) -> str:
-        if panic := self.panic():
+        if panic := self.serial.panic():
             return f"the guest's kernel panicked: {panic}"
         if end.signal is not None:
             is_full = self.fatal_oom_kills() > 0
@@ -156,7 +153,7 @@ class Vmm(Sandbox):
         self._theirs.close()
         for sock in self._ours.values():
             sock.close()
-        self._console.close()
+        self.serial.close()
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
