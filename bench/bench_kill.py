@@ -38,6 +38,7 @@ from belljar import CellError, open_cell, open_range
 from belljar.cell.cell import Cell
 from belljar.cell.range import Range
 from belljar.channel import Stream
+from belljar.libc import enter_namespace
 from belljar.network import syscalls
 from belljar.store.home import belljar_home
 
@@ -115,11 +116,11 @@ class Sniffer:
         packets = socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PACKETS)
         namespace = opened.network._pins["net"]
         with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
-            syscalls.enter(namespace, syscalls.CLONE_NEWNET)
+            enter_namespace(namespace, syscalls.CLONE_NEWNET)
             try:
                 self._socket = socket.socket(*packets)
             finally:
-                syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
+                enter_namespace(home.fileno(), syscalls.CLONE_NEWNET)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._socket.settimeout(0.2)
         self.last_ns = self.packets = 0

@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
 from belljar.dataclass import dataclass
+from belljar.libc import enter_namespace
 from belljar.network.supervisor import netlink
 from belljar.network.supervisor.netlink import Link
-from belljar.network.syscalls import CLONE_NEWNET, enter
+from belljar.network.syscalls import CLONE_NEWNET
 
 # Their bytes are on another machine, or with the hypervisor. A file system in user space may be.
 _REMOTE: Final = re.compile(
@@ -254,7 +255,7 @@ def seen(link: Link) -> Seen:
 
 def _links(namespace: int | None = None) -> list[Link]:
     if namespace is not None:
-        enter(namespace, CLONE_NEWNET)
+        enter_namespace(namespace, CLONE_NEWNET)
     with netlink.open_socket() as kernel:
         return netlink.list_links(kernel)
 

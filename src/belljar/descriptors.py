@@ -98,6 +98,15 @@ def exhaustion_as_host_error() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def open_fd(fd: int) -> Iterator[int]:
+    """Close it after the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def open_plain_file(path: Path) -> BufferedReader:
     """Open a regular file, no link or blocking pipe. Raises `OSError`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -165,3 +165,7 @@ class Recorder(Protocol):
         nothing may run.
         """
         ...
+
+
+def note(recorder: Recorder, kind: Kind, cell_id: str | None = None, **data: JsonValue) -> None:
+    recorder.record(Event(kind=kind, cell_id=cell_id, data=data))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
-from belljar.descriptors import CANNOT_LOOK
+from belljar.descriptors import CANNOT_LOOK, open_fd
 
 PROC: Final = Path("/proc")
 # Makes a range's supervisor put every port down and end at once.
@@ -86,6 +86,11 @@ def identify_group(thread: int) -> ProcessId | None:
         return None
     number = status.partition("\nTgid:")[2].partition("\n")[0].strip()
     return identify(int(number)) if number.isdecimal() else None
+
+
+def other_pids() -> set[int]:
+    """Return the numbers of all processes but this one."""
+    return {int(each.name) for each in PROC.iterdir() if each.name.isdigit()} - {os.getpid()}
 
 
 def is_alive(process: ProcessId) -> bool:
@@ -167,19 +172,11 @@ def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
 
     Raises `PermissionError` for another user's, `OSError` for a thread that leads no process.
     """
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
+    with contextlib.suppress(ProcessLookupError), open_fd(os.pidfd_open(process.pid)) as pidfd:
         # The descriptor pins the process that has the number now: only then can its start time be
         # compared.
         if is_alive(process):
             signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(pidfd)
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -22,15 +22,12 @@ def capable_host() -> HostFacts:
     """Root on a host with proven KVM, proven OCI runtimes and every control group."""
     return HostFacts(
         arch="x86_64",
-        distro_id="debian",
-        distro_version="12",
         kernel_release="6.12.0-1-amd64",
         is_root=True,
         uid=0,
         cpu_model="A Processor",
         cpus=8,
         memory_total_mib=32_000,
-        home="/var/lib/belljar",
         kvm=Trial(state=TrialState.PROVEN),
         userns=UsernsFact(available=True),
         cgroup=CgroupFact(version=CgroupVersion.V1, parents=_GROUPS),

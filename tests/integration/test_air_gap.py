@@ -20,7 +20,8 @@ from tests.integration.gapped import gapped, whole_machine
 from belljar.events import Kind
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
-from belljar.network.syscalls import CLONE_NEWNET, enter
+from belljar.libc import enter_namespace
+from belljar.network.syscalls import CLONE_NEWNET
 
 pytestmark = [
     pytest.mark.root,
@@ -182,7 +183,7 @@ def packets_of(outside: str) -> socket.socket:
 
     def listen() -> socket.socket:
         with Path(outside).open("rb") as place:
-            enter(place.fileno(), CLONE_NEWNET)
+            enter_namespace(place.fileno(), CLONE_NEWNET)
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PACKETS))
         sock.setblocking(False)
         return sock

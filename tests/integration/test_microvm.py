@@ -23,10 +23,10 @@ from tests.machine import PATIENCE_S, Templates, control_groups
 from belljar.channel import ExecRequest, PtySize
 from belljar.errors import CellError
 from belljar.events import Kind
+from belljar.host.model import Trial
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.clone import open_vm
-from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.template import ensure_template, find_job, open_vm
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.proofs import boots_under
 from belljar.plan.model import MicrovmPlan
@@ -152,7 +152,7 @@ async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> N
     """Beyond the jail's bound the host's kernel kills the VMM, and the cause says so."""
     plan, image, kernel = made_of
     small = replace(plan, jail=replace(plan.jail, memory_max_bytes=160 << 20))
-    await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
+    await ensure_template(find_job(plan, image, kernel, vm_home), MemoryRecorder())
     async with opened(vm_home, (small, image, kernel)) as vm:
         with pytest.raises(CellError):
             await vm.client.exec(ExecRequest(argv=HOG))
@@ -165,7 +165,7 @@ async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> N
 async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path) -> None:
     """The cell comes up from a template made again, and that is on record."""
     made = parts(stocked_home)
-    template = await ensure_template(*made, home=stocked_home, recorder=MemoryRecorder())
+    template = await ensure_template(find_job(*made, stocked_home), MemoryRecorder())
     own = template.memory.parent / "own"  # the file may be other stores' too
     subprocess.run(["cp", "--sparse=always", template.memory, own], check=True)
     template.memory.parent.chmod(0o755)
@@ -190,15 +190,14 @@ async def test_a_machine_too_small_for_its_workload_is_refused(
     """Where the kernel would need what the workload may have; nothing is left."""
     plan, image, kernel = made_of
     tight = replace(plan.vm, ram_mib=(plan.guest.memory_max_bytes >> 20) + 48)
+    job = find_job(replace(plan, vm=tight), image, kernel, vm_home)
     with pytest.raises(CellError, match="no room for its kernel"):
-        await ensure_template(
-            replace(plan, vm=tight), image, kernel, home=vm_home, recorder=MemoryRecorder()
-        )
+        await ensure_template(job, MemoryRecorder())
     assert left_of(vm_home) == []
 
 
 async def test_an_accelerator_is_proven_by_a_guest(vm_home: Path, made_of: Parts) -> None:
     """It boots, and leaves nothing."""
     emulated = await boots_under("tcg", made_of[2], home=vm_home, deadline_s=60)
-    assert (emulated.works, emulated.reason) == (True, "")
+    assert emulated == Trial.of("")
     assert left_of(vm_home) == []

@@ -18,7 +18,7 @@ from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import ContainmentBreach
 from belljar.events import Kind
-from belljar.host.model import RuntimeFact
+from belljar.host.model import RuntimeFact, Trial
 from belljar.image.store import Store
 from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
@@ -218,7 +218,5 @@ async def test_the_kill_switch_tests_itself(
     hold(tmp_path)
     runtime = RuntimeFact(tier="container", name="runc", kind="runc", path="/usr/sbin/runc")
     found = await prove_switch(runtime, home=tmp_path)
-    assert (found.works, found.reason) == (
-        (True, "") if halts else (False, "its processes were not halted")
-    )
+    assert found == Trial.of("" if halts else "its processes were not halted")
     assert nothing_left(tmp_path)

@@ -39,7 +39,7 @@ def shut_in(code: str) -> subprocess.CompletedProcess[str]:
     [
         "syscalls.unshare(syscalls.CLONE_NEWNS)",
         "syscalls.mount('none', '/tmp', 'tmpfs', 0)",
-        "syscalls.enter(0, 0)",
+        "syscalls.LIBC.setns(0, 0)",
         "os.setresuid(0, 0, 0)",
         "os.chroot('/')",
     ],

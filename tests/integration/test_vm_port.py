@@ -27,8 +27,7 @@ from tests.integration.test_microvm import cgroups_of, left_of
 from belljar.cell.ranges import range_port
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.clone import open_vm
-from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.microvm.template import ensure_template, find_job, open_vm
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.reap import list_cells
 from belljar.isolation.renewal import GivenPort
@@ -256,7 +255,7 @@ def wire_of(vm: Vmm) -> int:
 
 
 ENDS: dict[str, Callable[[Vmm], object]] = {
-    "its wire was killed by signal SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
+    "its wire ended: SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
     "the VMM was killed by signal SIGKILL": lambda vm: os.kill(vm.host_pid or -1, signal.SIGKILL),
 }
 
@@ -282,7 +281,7 @@ async def test_the_wires_end_is_the_cells(
 @pytest.mark.anyio
 async def test_opened_and_cancelled(vm_home: Path, made_of: Parts, port: GivenPort) -> None:
     """A cancellation at any moment of opening leaves nothing."""
-    await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
+    await ensure_template(find_job(*made_of, vm_home), MemoryRecorder())
     attached_pids = list[int]()
 
     async def attach(pid: int) -> None:

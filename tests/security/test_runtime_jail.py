@@ -21,8 +21,8 @@ from tests.machine import PATIENCE_S, public_folder
 from tests.security.jail_runner import COUNT, STAGE_ID, TREE_ID
 from tests.security.stages import UserStage, all_end, program_of, ready, said_by
 
-from belljar.isolation.jail import launcher_path
 from belljar.isolation.oci.container import BUSY_SEALS
+from belljar.package import program_path
 
 HERE = Path(__file__).parent
 RUNC = ("/runc", "--root", "/c/state", "run", "--detach", "--bundle", "/b", "one")
@@ -338,7 +338,7 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
 )
 def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None:
     """No host root inside, nothing without limits, nothing guessed."""
-    command = (str(launcher_path()), *base("/", 0, 2), *options, "--", "/x")
+    command = (str(program_path("jail")), *base("/", 0, 2), *options, "--", "/x")
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env={}
     )
@@ -364,7 +364,7 @@ def test_a_users_namespace_has_no_host_root(
             Path(f"/proc/{holder.pid}/{file}").write_text(f"0 {id_} 1\n1 0 1\n")
         namespace = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY)
         nested = ("--uid", "0", "1000", "--gid", "0", "1000", "--user-namespace", str(namespace))
-        launcher = readable_package / "belljar/_bin" / launcher_path().name
+        launcher = readable_package / "belljar/_bin" / program_path("jail").name
         command = (str(launcher), *base("/var", lifeline, 1), *nested, "--", "/x")
         said = subprocess.run(
             command,

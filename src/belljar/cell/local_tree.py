@@ -25,6 +25,7 @@ import anyio.to_thread
 from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.events import JsonValue
 from belljar.policy.files import Entry, Tree, link_stays, list_tree, open_regular
 
@@ -277,11 +278,8 @@ class TreeDestination:
 
 @contextmanager
 def _directory(name: str | Path, at: int | None, flags: int = _DIRECTORY) -> Iterator[int]:
-    fd = os.open(name, flags, dir_fd=at)
-    try:
+    with open_fd(os.open(name, flags, dir_fd=at)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:

@@ -185,7 +185,7 @@ def _sandbox(
         from belljar.isolation.oci.container import open_container
 
         return open_container(parts.plan, parts.image, **options)
-    from belljar.isolation.microvm.clone import open_vm
+    from belljar.isolation.microvm.template import open_vm
 
     if snapshot is not None:
         options["saved"] = snapshot.machine

@@ -63,10 +63,10 @@ async def prepare(
             recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
         if isinstance(parts, MachineParts):
-            from belljar.isolation.microvm.template import ensure_template
+            from belljar.isolation.microvm.template import ensure_template, find_job
 
-            made = (parts.plan, parts.image, parts.kernel)
-            await ensure_template(*made, home=home, recorder=recorder, weights=parts.weights)
+            made = (parts.plan, parts.image, parts.kernel, home, parts.weights)
+            await ensure_template(await anyio.to_thread.run_sync(find_job, *made), recorder)
         else:
             from belljar.isolation.oci.trees import ensure_tree
 

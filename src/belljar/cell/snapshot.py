@@ -25,7 +25,7 @@ from belljar.channel import ExecOutput, ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError, host_errors
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.stream import MachineLostError, save_machine
-from belljar.isolation.microvm.template import find_key
+from belljar.isolation.microvm.template import find_job
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.policy.limits import Tier
 from belljar.store.home import HINT_SPACE
@@ -75,14 +75,16 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
+        what, where = "a snapshot can't be written", directory.parent
         try:
             machine, live, parts = None, cell._live, origin.parts
-            if isinstance(live, Vmm) and isinstance(parts, MachineParts):
-                find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
-                key, _root = await anyio.to_thread.run_sync(find)
-                machine = await save_machine(live, directory, key)
-            else:
-                digest, size_bytes = await _save_files(cell, directory, origin.since)
+            with host_errors(what, where=where, hint=HINT_SPACE):
+                if isinstance(live, Vmm) and isinstance(parts, MachineParts):
+                    find = partial(find_job, parts.plan, parts.image, parts.kernel, origin.home)
+                    job = await anyio.to_thread.run_sync(find)
+                    machine = await save_machine(live, directory, job.key)
+                else:
+                    digest, size_bytes = await _save_files(cell, directory, origin.since)
         except CellError as error:
             cell._live.raise_if_killed(error)
             if isinstance(error, MachineLostError) or cell._live.client.failure is not None:
@@ -161,16 +163,13 @@ async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[st
     changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     most = _PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES
-    with host_errors("a snapshot can't be written", where=directory, hint=HINT_SPACE):
-        (directory / "names").write_bytes(b"\0".join(sorted(names)))
-        with (directory / "files").open("xb") as file:
-            given = b"\0".join(sorted(changed))
-            # 1: a file changed while it was read
-            await _run(
-                cell, *packing, given=given, taken=file.write, max_bytes=most, allowed=(0, 1)
-            )
-        digest, _ = await anyio.to_thread.run_sync(_read, directory)
-        return digest, (directory / "files").stat().st_size
+    (directory / "names").write_bytes(b"\0".join(sorted(names)))
+    with (directory / "files").open("xb") as file:
+        given = b"\0".join(sorted(changed))
+        # 1: a file changed while it was read
+        await _run(cell, *packing, given=given, taken=file.write, max_bytes=most, allowed=(0, 1))
+    digest, _ = await anyio.to_thread.run_sync(_read, directory)
+    return digest, (directory / "files").stat().st_size
 
 
 async def _names(cell: Cell, *tests: str) -> frozenset[bytes]:

@@ -104,7 +104,7 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
     except (BelljarError, OSError) as error:
         yield Check("kill switch", "note", f"not tested: {error}", "see the tiers above")
         return
-    if trial.works:
+    if trial.state is TrialState.PROVEN:
         yield Check("kill switch", "ok", "works: halted a test container")
     else:
         what = f"could not halt a test container: {trial.reason}"

@@ -22,6 +22,7 @@ import anyio
 from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from belljar.descriptors import open_fd
 from belljar.errors import BelljarError, CellError
 from belljar.store.home import belljar_home
 from belljar.units import printable
@@ -76,11 +77,8 @@ def attach_directory(home: Path | None) -> Path:
 def short_path(path: Path) -> Iterator[str]:
     """Yield a name of the socket within the kernel's 107 bytes."""
     # Only to name it: nothing is read from the directory.
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
 
 
 class AttachSocket:

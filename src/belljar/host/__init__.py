@@ -1,3 +1,1 @@
-"""What this machine can do; slow facts are cached in the store's `facts/`. Must not: install or
-decide anything.
-"""
+"""Finds out what this machine can do. Must not: install or decide anything."""

@@ -7,14 +7,12 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
+from belljar.policy.limits import Resources
 from belljar.store.scratch import orphans, owned_name
-
-if TYPE_CHECKING:
-    from belljar.policy.limits import Resources
 
 # Without one of them a limit of the policy would hold nothing.
 CONTROLLERS: Final = ("cpu", "memory", "pids")
@@ -35,7 +33,7 @@ _TRIAL: Final = "facts-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchies:
-    """The control groups' mounts, and this process's own; key "" is version 2."""
+    """`own` are this process's groups; key "" is version 2."""
 
     v1: Mapping[str, Path]
     v2: Path | None
@@ -43,17 +41,14 @@ class Hierarchies:
 
 
 def host_hierarchies() -> Hierarchies:
-    """This host's. Raises `OSError` where /proc can't be read."""
+    """Raise `OSError` where /proc can't be read."""
     return parse_hierarchies(
         Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
     )
 
 
 def parse_hierarchies(mounts: str, own: str) -> Hierarchies:
-    """From the texts of /proc/self/mounts and /proc/self/cgroup.
-
-    Lines that can't be read are left out.
-    """
+    """Lines that can't be read are left out."""
     v1: dict[str, Path] = {}
     v2: Path | None = None
     for line in mounts.splitlines():
@@ -79,7 +74,7 @@ def _unescape(word: str) -> str:
 
 
 def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
-    """Usable controllers and their parents; root tries one."""
+    """Root tries each by making a group."""
 
     def can_make(parent: Path, limit_file: str = "cgroup.procs") -> bool:
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -123,7 +118,6 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
 
 
 def try_group(parent: Path, limit_file: str) -> bool:
-    """Return whether a group can be made."""
     sweep_trials(parent)
     trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
     try:
@@ -139,37 +133,38 @@ def try_group(parent: Path, limit_file: str) -> bool:
 
 
 def sweep_trials(*parents: Path) -> None:
-    """Remove dead processes' trial groups there."""
     for path in (path for parent in parents for path in orphans(parent, prefix=_TRIAL)):
         with contextlib.suppress(OSError):
             path.rmdir()
 
 
-def _words(file: Path) -> set[str]:
+def text_of(file: Path) -> str:
+    """Return "" if it can't be read."""
     try:
-        return set(file.read_text().split())
+        return file.read_text(errors="replace")
     except OSError:
-        return set()
+        return ""
+
+
+def _words(file: Path) -> set[str]:
+    return set(text_of(file).split())
 
 
 def available_memory_bytes() -> int:
-    """The host's memory available without swapping; 0: unknown."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next((int(each.split()[1]) << 10 for each in lines if each.startswith("MemAv")), 0)
 
 
 def cell_bytes(resources: Resources) -> int:
-    """Return the host memory of a fully used cell with these limits."""
+    """Return what a fully used cell takes of the host."""
     return resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
 
 
 def free_bytes() -> int:
-    """Return the host's memory that cells may take now."""
     return available_memory_bytes() - RESERVED_BYTES
 
 
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
-    """This process's own limit; None if unknown."""
     if "memory" in found.v1:
         group = found.v1["memory"] / found.own.get("memory", "/").lstrip("/")
         name = "memory.limit_in_bytes"
@@ -177,8 +172,5 @@ def own_memory_limit_bytes(found: Hierarchies) -> int | None:
         group, name = found.v2 / found.own.get("", "/").lstrip("/"), "memory.max"
     else:
         return None
-    try:
-        text = (group / name).read_text().strip()
-    except OSError:
-        return None
+    text = text_of(group / name).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None

@@ -1,14 +1,10 @@
-"""Gathering the facts.
-
-Reads; what it remembers (tool versions, the proofs) it keeps in the store's `facts/`.
-"""
+"""Gathers the facts; tool versions and proofs are remembered in the store's `facts/`."""
 
 from __future__ import annotations
 
 import os
 import platform
 import resource
-import subprocess
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -16,18 +12,16 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Final
 
-from belljar.host import cgroups
+from belljar.host import cgroups, tools
+from belljar.host.cgroups import text_of
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
-from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, runtime_facts
-from belljar.host.tools import ids_fact, tool_facts, tools_for
 from belljar.package import program_path
+from belljar.process import PROC
 from belljar.store.home import belljar_home
 
 _MIB: Final = 1 << 20
 _USUAL_NAMESPACES: Final = 15_000
 _UNKNOWN_HINT: Final = "run it where seccomp and security modules allow namespaces, or as root"
-# The launcher answers in milliseconds.
-_TIMEOUT_S: Final = 5.0
 # Linux's value, where /proc doesn't say it.
 _USUAL_OPEN_FILES: Final = 1 << 20
 # Import names of the extras `network` and `stand-ins`.
@@ -42,63 +36,53 @@ APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 def gather_facts(
     home: Path | None = None,
     *,
-    prove_kvm: ProveKvm | None = None,
-    prove_runtime: ProveRuntime | None = None,
+    prove_kvm: tools.ProveKvm | None = None,
+    prove_runtime: tools.ProveRuntime | None = None,
     doubt: bool = False,
-    proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """This machine's current abilities. `doubt`: ignore remembered failures."""
-    home = home or belljar_home()
+    """`doubt`: remembered failures are ignored."""
+    cache, proc = (home or belljar_home()) / "facts", PROC
     arch, is_root = platform.machine(), os.geteuid() == 0
-    tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
-    cpus = [line.partition(":") for line in _text(proc / "cpuinfo").splitlines()]
+    found_tools = tools.tool_facts(tools.tools_for(arch), cache / "tools.json")
+    cpus = [line.partition(":") for line in text_of(proc / "cpuinfo").splitlines()]
     models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
     cpu_model, kernel_release = next(models, arch), platform.release()
-    vmm = next(tool for tool in tools if tool.needed)
+    vmm = next(tool for tool in found_tools if tool.needed)
     key = f"kernel {kernel_release}, QEMU {vmm.version}, {cpu_model}"
-    found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
-    words = [line.split() for line in _text(proc / "meminfo").splitlines()]
-    total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
+    found = cgroups.parse_hierarchies(text_of(proc / "self/mounts"), text_of(proc / "self/cgroup"))
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroups.own_memory_limit_bytes(found)
-    pairs = (line.partition("=")[::2] for line in _text(Path("/etc/os-release")).splitlines())
-    distro = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
+    has_net = (proc / "self/ns/net").exists()
     # Root could raise it, but only with a capability that its container may lack
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if open_files_max == resource.RLIM_INFINITY:
         open_files_max = _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
     return HostFacts(
         arch=arch,
-        distro_id=distro.get("ID", ""),
-        distro_version=distro.get("VERSION_ID", ""),
         kernel_release=kernel_release,
         is_root=is_root,
         uid=os.geteuid(),
         cpu_model=cpu_model,
         cpus=len(os.sched_getaffinity(0)),
         memory_total_mib=min(total, total if limit is None else limit) // _MIB,
-        home=str(home),
-        kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
-        userns=userns_fact(proc, is_root=is_root),
+        kvm=tools.kvm_fact(cache / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
+        userns=_userns_fact(is_root=is_root),
         cgroup=cgroups.cgroup_fact(found, is_root=is_root),
-        tools=tools,
-        runtimes=runtime_facts(
-            home / "facts" / "runtimes.json",
-            kernel_release=kernel_release,
-            prove=prove_runtime,
-            doubt=doubt,
+        tools=found_tools,
+        runtimes=tools.runtime_facts(
+            cache / "runtimes.json", kernel_release=kernel_release, prove=prove_runtime, doubt=doubt
         ),
-        ids=ids_fact(is_root=is_root),
+        ids=tools.ids_fact(is_root=is_root),
         open_files_max=open_files_max,
-        cores=_cores(proc),
-        network_namespaces=(proc / "self/ns/net").exists(),
-        network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
+        cores=core_fact(),
+        network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1) if has_net else 0,
         modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
-        routes=parse_routes(_text(proc / "net/route")),
+        routes=parse_routes(text_of(proc / "net/route")),
     )
 
 
 def parse_routes(text: str) -> tuple[str, ...]:
-    """Networks of /proc/net/route (proc(5)), sorted, unique; no default or unread lines."""
+    """Return networks of /proc/net/route, sorted, without defaults."""
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")
@@ -109,18 +93,11 @@ def parse_routes(text: str) -> tuple[str, ...]:
     return tuple(str(network) for network in sorted(found) if network.prefixlen)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _cores(proc: Path) -> CoreFact:
+def core_fact(pattern_file: Path = PROC / "sys/kernel/core_pattern") -> CoreFact:
     """An unreadable pattern counts as a program."""
     can_limit = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0
     try:
-        pattern = (proc / "sys/kernel/core_pattern").read_text(errors="replace").strip()
+        pattern = pattern_file.read_text(errors="replace").strip()
     except OSError as exc:
         unknown = f"for all that is known: core_pattern can't be read: {exc.strerror}"
         return CoreFact(state=CoreState.PROGRAM, pattern=unknown, can_limit=can_limit)
@@ -129,40 +106,27 @@ def _cores(proc: Path) -> CoreFact:
 
 
 def _number(file: Path, default: int) -> int:
-    text = _text(file).strip()
+    text = text_of(file).strip()
     return int(text) if text.isdigit() else default
 
 
-def userns_fact(proc: Path, *, is_root: bool) -> UsernsFact:
-    """Whether user namespaces work, else what forbids them."""
-    if _number(proc / "sys/user/max_user_namespaces", -1) == 0:
+def _userns_fact(*, is_root: bool) -> UsernsFact:
+    if _number(PROC / "sys/user/max_user_namespaces", -1) == 0:
         reason = "user.max_user_namespaces is 0"
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
     elif not (reason := try_namespaces()):
         return UsernsFact(available=True)
     else:
         hint, switch = _UNKNOWN_HINT, "sys/kernel/apparmor_restrict_unprivileged_userns"
-        if not is_root and _text(proc / switch).strip() == "1":
+        if not is_root and text_of(PROC / switch).strip() == "1":
             reason = f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)"
             hint = f"allow {program_path('jail')} by the AppArmor profile in docs/tiers.md"
     return UsernsFact(available=False, reason=reason, hint=hint)
 
 
 def try_namespaces() -> str:
-    """Why the launcher can't make a jail's namespaces, "" when it can.
-
-    Seccomp and security modules have the last word, and may have one for each program.
-    """
-    try:
-        done = subprocess.run(
-            [str(program_path("jail")), "--try-namespaces"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            env={},
-        )
-    except (OSError, subprocess.SubprocessError) as exc:
-        return f"could not be tried: {exc}"
-    output = done.stderr.decode("utf-8", "replace").strip()[:200]
-    return "" if done.returncode == 0 else f"making one was tried: {output or done.returncode}"
+    """Return "" if they can be made."""
+    status, output = tools.run_briefly(str(program_path("jail")), "--try-namespaces")
+    if status is None:
+        return f"could not be tried: {output}"
+    return "" if status == 0 else f"making one was tried: {output.strip()[:200] or status}"

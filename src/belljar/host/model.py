@@ -11,11 +11,7 @@ from belljar.dataclass import dataclass, json_of
 
 
 class TrialState(StrEnum):
-    """What is known of KVM (`ABSENT`: it isn't offered), or of an OCI runtime.
-
-    `PROVEN`: a guest booted, or a container ran; `REFUTED`: none did. `UNUSABLE`: a runtime that is
-    missing, too old, or known not to work.
-    """
+    """`ABSENT`: KVM isn't offered. `UNUSABLE`: a runtime is missing or too old."""
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -25,7 +21,7 @@ class TrialState(StrEnum):
 
 
 class CgroupVersion(StrEnum):
-    """How control groups are mounted; V1: also where version 2 is, without controllers."""
+    """V1 is also where version 2 is without controllers."""
 
     V1 = "v1"
     V2 = "v2"
@@ -34,28 +30,18 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """States that something works here, or why that isn't proven."""
-
     state: TrialState
     reason: str = ""
     hint: str = ""
 
     @classmethod
     def of(cls, problem: str, hint: str = "") -> Trial:
-        """One trial's outcome: it works without a problem."""
         state = TrialState.REFUTED if problem else TrialState.PROVEN
         return cls(state=state, reason=problem, hint=hint)
-
-    @property
-    def works(self) -> bool:
-        """Proven."""
-        return self.state is TrialState.PROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """User namespaces of this user."""
-
     available: bool
     reason: str = ""
     hint: str = ""
@@ -63,15 +49,12 @@ class UsernsFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupFact:
-    """Where this user can group cells, by controller."""
-
     version: CgroupVersion
     parents: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """The usable ones, sorted."""
         return tuple(sorted(self.parents))
 
 
@@ -95,7 +78,7 @@ class ToolFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """A tier's OCI runtime; `kind`: whose command line it has."""
+    """`kind` is whose command line it has."""
 
     tier: str
     name: str
@@ -110,8 +93,6 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsFact(UsernsFact):
-    """Whether containers get 65,536 ids of their own."""
-
     uid_start: int = 0
     gid_start: int = 0
 
@@ -127,7 +108,7 @@ class CoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFact:
-    """The host's `core_pattern`; whether limit 1 can be set."""
+    """`can_limit`: limit 1 can be set."""
 
     state: CoreState = CoreState.FILE
     pattern: str = "core"
@@ -139,18 +120,15 @@ _NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """This machine's abilities. `memory_total_mib`: or this process's group limit."""
+    """`memory_total_mib` is at most this process's group limit."""
 
     arch: str
-    distro_id: str
-    distro_version: str
     kernel_release: str
     is_root: bool
     uid: int
     cpu_model: str
     cpus: int
     memory_total_mib: int
-    home: str
     kvm: Trial
     userns: UsernsFact
     cgroup: CgroupFact
@@ -159,7 +137,6 @@ class HostFacts:
     ids: IdsFact = _NO_IDS
     open_files_max: int = 1024
     cores: CoreFact = CoreFact()
-    network_namespaces: bool = True
     network_namespaces_max: int = -1
     """user.max_net_namespaces; -1: not known."""
     modules_missing: tuple[str, ...] = ()
@@ -168,13 +145,7 @@ class HostFacts:
     """IPv4 networks of the main table, without defaults."""
 
     def runtime(self, tier: str) -> RuntimeFact | None:
-        """The OCI runtime of the tier."""
         return next((runtime for runtime in self.runtimes if runtime.tier == tier), None)
 
-    def tool(self, name: str) -> ToolFact | None:
-        """The fact about the named tool."""
-        return next((tool for tool in self.tools if tool.name == name), None)
-
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return dict(json_of(self))

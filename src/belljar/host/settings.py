@@ -16,7 +16,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import PolicyError, host_errors
 from belljar.policy.limits import Risk
 from belljar.policy.loaded import LoadedPolicy
-from belljar.units import did_you_mean, kind_of, listed, printable
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy.model import Policy
@@ -27,15 +27,13 @@ MAX_BYTES: Final = 64 << 10  # each start reads them
 
 
 class Upstreams(Enum):
-    """Whether runs may reach real upstreams."""
-
     FORBID = "forbid"
     ALLOW = "allow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings files together. `…_from`: which file decided."""
+    """`…_from` is the file that decided."""
 
     least_risk: Risk = Risk.LOW
     upstreams: Upstreams | None = None
@@ -43,11 +41,7 @@ class Settings:
     upstreams_from: str = ""
 
 
-_KINDS: Final[dict[str, type[Enum]]] = {"least_risk": Risk, "upstreams": Upstreams}
-
-
 def environment_at_start() -> dict[str, str]:
-    """This process's variables at its start. Raises `HostError`."""
     file, hint = Path("/proc/self/environ"), "mount /proc, and let this user read it"
     with host_errors("the environment at the start can't be read", where=file, hint=hint):
         entries = file.read_bytes().split(b"\0")
@@ -56,10 +50,7 @@ def environment_at_start() -> dict[str, str]:
 
 
 def read_settings() -> Settings:
-    """The stricter of the host's and the user's (`$XDG_CONFIG_HOME` or `~/.config`).
-
-    Raises `PolicyError`, `HostError`.
-    """
+    """Return the stricter of the host's and the user's. Raises `PolicyError`, `HostError`."""
     environ = environment_at_start()
     home = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not home.is_absolute():
@@ -72,38 +63,30 @@ def read_settings() -> Settings:
 
 
 def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
-    """A file's settings. Raises `PolicyError` with its position."""
-    from belljar.policy.yaml_tree import Mark, closest_mark, read_tree
+    """Raise `PolicyError` with its position."""
+    from pydantic import ConfigDict, ValidationError, create_model
 
-    def refused(what: str, mark: Mark) -> PolicyError:
-        where = f"{printable(source)}:{mark.line}:{mark.column}"
-        hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
-        return PolicyError(what, where=where, hint=hint)
+    from belljar.policy.load import problems_of, refusal
+    from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text)
-    for first in tree.problems:
-        field = f"{first.field}: " if first.field else ""
-        raise refused(f"{field}{first.message}", first.mark)
-    written = {} if tree.value is None else tree.value  # None: only comments
-    if not isinstance(written, dict):
-        what = f"settings are a mapping of fields, but this is {kind_of(written)}"
-        raise refused(what, closest_mark(tree, ()))
-    found: dict[str, Any] = {}
-    for name, value in written.items():
-        if name not in _KINDS:
-            mark = closest_mark(tree, (name,), key=True)
-            raise refused(f"{name}: there is no such setting", mark)
+    problems = tuple(tree.problems)
+    if not problems:
+        strict = ConfigDict(extra="forbid", hide_input_in_errors=True)
+        fields: dict[str, Any] = {"least_risk": (Risk, Risk.LOW), "upstreams": (Upstreams, None)}
+        model = create_model("SettingsFile", __config__=strict, **fields)
         try:
-            found[name] = _KINDS[name](value)
-        except ValueError:
-            words = [str(word.value) for word in _KINDS[name]]
-            what = f"{name}: is not one of {listed(words)}{did_you_mean(value, words)}"
-            raise refused(what, closest_mark(tree, (name,))) from None
-    return found
+            # None: only comments
+            read = model.model_validate({} if tree.value is None else tree.value)
+            found: dict[str, Any] = read.model_dump(exclude_unset=True)
+            return found
+        except ValidationError as error:
+            problems = problems_of(error, tree)
+    hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
+    raise refusal(problems[:1], source, hint=hint)
 
 
 def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Settings:
-    """The settings with those of a further file. Pure."""
     if found.get("least_risk", settings.least_risk) > settings.least_risk:
         settings = replace(settings, least_risk=found["least_risk"], least_risk_from=path)
     if "upstreams" in found and settings.upstreams is not Upstreams.FORBID:
@@ -112,10 +95,7 @@ def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Setting
 
 
 def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
-    """The policy with the host's least risk. Pure.
-
-    Raises `PolicyError` for something real where it is forbidden, or can't be at that risk.
-    """
+    """Raise `PolicyError` for forbidden upstreams, or a risk it can't have."""
     network = loaded.policy.network
     if network is not None and network.upstreams and settings.upstreams is Upstreams.FORBID:
         hosts = ", ".join(printable(upstream.host) for upstream in network.upstreams)
@@ -133,18 +113,14 @@ PolicyLike: TypeAlias = "LoadedPolicy | Policy | Mapping[str, Any] | str | os.Pa
 
 
 def resolve_here(policy: PolicyLike) -> LoadedPolicy:
-    """As `resolve_policy`, under this host's settings."""
-    if isinstance(policy, LoadedPolicy):
-        loaded = policy
-    elif policy is None or isinstance(policy, str | os.PathLike):
-        from belljar.policy.load import resolve_policy
+    if not isinstance(policy, LoadedPolicy):
+        from belljar.policy.load import policy_of, resolve_policy
 
-        loaded = resolve_policy(policy)
-    else:
-        from belljar.policy.load import policy_of
-
-        loaded = policy_of(policy)
-    return within_settings(loaded, read_settings())
+        if policy is None or isinstance(policy, str | os.PathLike):
+            policy = resolve_policy(policy)
+        else:
+            policy = policy_of(policy)
+    return within_settings(policy, read_settings())
 
 
 def _read(path: Path) -> bytes | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HEALTH_NUMBERS, HealthCheck, config_of, debian_arch
 from belljar.image.context import read_ignore, take_context
@@ -278,12 +279,9 @@ def pack_result(
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
     """Yield a path that survives the directory's replacement."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
         give_tree(path, owner)
         yield Path(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
 
 
 # ---- bases: build-bases/<image digest>, loaded into storage of their own and kept for later builds

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, host_errors
-from belljar.host.cgroups import cgroup_fact, host_hierarchies
+from belljar.host.cgroups import cgroup_fact, host_hierarchies, text_of
 from belljar.host.model import CgroupVersion
 from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
@@ -34,14 +35,13 @@ _errors = partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellGroups:
-    """A cell's or range's groups; `unified`: one directory (version 2)."""
+    """`unified`: it is one directory (version 2)."""
 
     paths: Mapping[str, Path]
     unified: bool
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The directories, each once."""
         return tuple(dict.fromkeys(self.paths.values()))
 
 
@@ -50,7 +50,6 @@ NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
 def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
-    """Where its groups will be. Raises `HostError`: controller missing."""
     if not (wanted := tuple(controllers)):
         return NO_GROUPS
     parents, unified = host_parents()
@@ -62,14 +61,13 @@ def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
 
 
 def host_parents() -> tuple[Mapping[str, Path], bool]:
-    """Each usable controller's parent; whether they are one (version 2)."""
+    """Return usable controllers' parents; True for version 2."""
     fact = cgroup_fact(host_hierarchies(), is_root=os.geteuid() == 0)
     parents = {name: Path(parent) for name, parent in fact.parents.items()}
     return parents, fact.version is CgroupVersion.V2
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
-    """Make and limit journalled groups. Raises `HostError`."""
     with _errors():
         # In version 2 a group has a controller's files only where its parent hands that controller
         # on.
@@ -85,7 +83,6 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def join(groups: CellGroups, pid: int) -> None:
-    """Put a process into the groups. Raises `HostError`."""
     # ESRCH: the process has ended already.
     with _errors(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
@@ -93,14 +90,12 @@ def join(groups: CellGroups, pid: int) -> None:
 
 
 def remove_empty(groups: CellGroups) -> None:
-    """Remove empty groups."""
     for directory in groups.directories:
         if not processes_in(directory):
             remove_group(directory)
 
 
 def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
-    """Limit each group. Raises `HostError`."""
     with _errors():
         for controller, directory in groups.paths.items():
             for name, value in _settings(controller, limits, unified=groups.unified):
@@ -110,7 +105,7 @@ def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
-    """(file, value) of limits; `?`: this kernel may lack it."""
+    """Return (file, value) pairs; `?`: this kernel may lack it."""
     memory = str(limits.memory_max_bytes)
     quota_us = None
     if limits.cpu_quota_percent is not None:
@@ -140,7 +135,7 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
 
 
 def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
-    """Pids and thread ids, recursively; empty when gone."""
+    """Return pids and thread ids, of descendants too."""
     pids: list[int] = []
     for below in _tree(directory):
         # cgroup.threads is version 2's, tasks version 1's.
@@ -153,7 +148,6 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def _tree(directory: Path) -> list[Path]:
-    """It and its descendants, parents first, without vanished ones."""
     walked = os.walk(directory, onerror=raise_if_blind)  # where one goes, `Path.glob` raises
     return [directory, *(Path(path, name) for path, names, _ in walked for name in names)]
 
@@ -162,38 +156,31 @@ def halt(directory: Path) -> None:
     """Freeze and kill all of it (version 2 only)."""
     # Frozen first: before Linux 5.14 there is no cgroup.kill, and what is frozen does nothing more.
     for name in ("cgroup.freeze", "cgroup.kill"):
-        with contextlib.suppress(OSError):
-            fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, b"1")
-            finally:
-                os.close(fd)
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        with contextlib.suppress(OSError), open_fd(os.open(directory / name, flags)) as fd:
+            os.write(fd, b"1")
 
 
 def out_of_memory_kills(directory: Path) -> int:
-    """Kills in this memory group; 0 if unreadable."""
     counts = (_counted(directory / name, "oom_kill") for name in _OOM_FILES)
     return next((count for count in counts if count is not None), 0)
 
 
 def refused_forks(directory: Path) -> int:
-    """Forks refused in this pids group; 0 if unreadable."""
     return _counted(directory / "pids.events", "max") or 0
 
 
 def process_counts(directory: Path) -> tuple[int, int]:
-    """Processes and threads: current, peak. 0: unreadable (peak before Linux 6.1)."""
+    """Return current and peak, 0 if unreadable (peak before Linux 6.1)."""
     return _number(directory / "pids.current"), _number(directory / "pids.peak")
 
 
 def memory_bytes(directory: Path) -> int | None:
-    """Memory in use; None if unreadable."""
     now = _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes")
     return now or None
 
 
 def cpu_s(directory: Path) -> float | None:
-    """CPU time of a group; None if unreadable."""
     if (microseconds := _counted(directory / "cpu.stat", "usage_usec")) is not None:
         return microseconds / 1e6
     # Version 1 has it where cpuacct is mounted together with cpu.
@@ -202,23 +189,20 @@ def cpu_s(directory: Path) -> float | None:
 
 
 def _counted(file: Path, key: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == key:
-                return int(count)
+    for line in text_of(file).splitlines():
+        name, _, count = line.partition(" ")
+        if name == key and count.isdigit():
+            return int(count)
     return None
 
 
 def _number(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return 0
+    text = text_of(file).strip()
+    return int(text) if text.isdigit() else 0
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group tree within 0.5 s; True: gone."""
+    """Return True if it is gone within 0.5 s."""
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:

@@ -1,7 +1,6 @@
-"""What forbids cells of this store: the hold (no new cells) and kill orders.
+"""The hold (no new cells) and kill orders of this store.
 
-Written before the kill switch acts. Owners check them after the journal entry and again before the
-first guest instruction, so no cell escapes both.
+Owners check both after the journal entry and before the first guest instruction.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field_names
+from belljar.descriptors import open_plain_file
 from belljar.errors import CellError, HostError, host_errors
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind
@@ -32,13 +32,13 @@ SCOPES: Final = ("sample", "run", "all", "cells", "hold")
 NO_REASON: Final = "no reason given"
 MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed
 _KEEP_ORDERS_S: Final = 3600.0
-_MAX_FILE_BYTES: Final = 1 << 14  # more is none of ours, and holds all the same
+_MAX_FILE_BYTES: Final = 1 << 14  # what is longer is cut, thus damaged, and holds all the same
 _UNCHANGED: Final = "the hold can't be changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrder:
-    """One kill, or a hold; `rule`: a policy's `on`, `operator` or `self-test`."""
+    """`rule` is a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
     scope: str
@@ -49,11 +49,9 @@ class KillOrder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has given it."""
         return self.by == _whoami()
 
     def triggered(self, evidence: int | None = None) -> dict[str, JsonValue]:
-        """As `kill.triggered` records it; `evidence`: an event's number."""
         data: dict[str, JsonValue] = {"scope": self.scope, "reason": self.reason, "rule": self.rule}
         return data if evidence is None else data | {"evidence": evidence}
 
@@ -65,8 +63,6 @@ class KillOrder:
 
 
 class KilledError(CellError):
-    """A cell was killed or forbidden by this order."""
-
     def __init__(self, order: KillOrder, *, where: str) -> None:
         what = f"the {where.partition(' ')[0]} was {order}"
         hint = "its record is complete up to here: `belljar ledger show last`"
@@ -75,11 +71,10 @@ class KilledError(CellError):
 
 
 def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
-    """An order of this process, now."""
     return KillOrder(
         kill_id=f"k-{secrets.token_hex(6)}",
         scope=scope,
-        reason=_bounded(reason),
+        reason=printable(" ".join(reason.split()), max_chars=MAX_REASON_CHARS) or NO_REASON,
         by=_whoami(),
         at=iso_time(time.time()),
         rule=rule,
@@ -87,7 +82,7 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
 
 
 def hold(home: Path, reason: str = "") -> KillOrder:
-    """Forbid new cells until `release`. Durable. Raises `HostError`."""
+    """Forbid new cells until `release`, durably. Raises `HostError`."""
     order = new_order("hold", reason)
     hint = "free some space, or end the processes that make cells (`belljar ps`)"
     with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
@@ -97,7 +92,7 @@ def hold(home: Path, reason: str = "") -> KillOrder:
 
 
 def release(home: Path | None = None) -> KillOrder | None:
-    """Lift the hold, if any. Raises `HostError`."""
+    """Lift the hold, if any, and return it. Raises `HostError`."""
     home = home or belljar_home()
     if (held := read_hold(home)) is not None:
         hint = "remove this file as the user who owns it"
@@ -108,12 +103,12 @@ def release(home: Path | None = None) -> KillOrder | None:
 
 
 def read_hold(home: Path) -> KillOrder | None:
-    """The hold in force; a damaged one counts. Raises `OSError`."""
+    """Return the hold; a damaged one counts. Raises `OSError`."""
     return _read(home / HOLD_FILE, scope="hold")
 
 
 def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
-    """Put the order beside entries or runs; the first stands. Raises `OSError`."""
+    """Put the order beside each; the first stands. Raises `OSError`."""
     directory = home / "journal"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = directory / owned_name(DRAFT, secrets.token_hex(4))
@@ -128,7 +123,7 @@ def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
 
 
 def read_order(home: Path, name: str) -> KillOrder | None:
-    """The kill order; a damaged one counts."""
+    """Return the kill order; a damaged one counts."""
     # For want of descriptors nothing is known: it is no order, and is looked for again
     with suppress(OSError):
         return _read(_order_file(home, name), scope="cells")
@@ -136,7 +131,6 @@ def read_order(home: Path, name: str) -> KillOrder | None:
 
 
 def sweep_orders(directory: Path) -> None:
-    """Remove orphaned orders over an hour old."""
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
@@ -147,7 +141,6 @@ def sweep_orders(directory: Path) -> None:
 
 @contextmanager
 def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
-    """Remove the run's order after the block."""
     try:
         yield
     finally:
@@ -156,7 +149,7 @@ def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
 
 
 def run_goes_on(home: Path, run_id: str) -> bool:
-    """Whether a living process writes the run's record."""
+    """Return True while a living process writes the run's record."""
     from belljar.ledger.files import is_being_written
     from belljar.ledger.rundir import RUNS
 
@@ -168,10 +161,7 @@ def run_goes_on(home: Path, run_id: str) -> bool:
 
 
 def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool = True) -> None:
-    """Raise `HostError` while the store is held (`is_held`), `CellError` if cell or run was killed.
-
-    Asked before a run gets a cell, when the journal names one, and before it runs.
-    """
+    """Raise `HostError` while the store is held, `CellError` if cell or run was killed."""
     if is_held and (held := read_hold(home)) is not None:
         raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
     for kind, name in (("cell", cell), ("run", run)):
@@ -180,12 +170,10 @@ def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool 
 
 
 def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:
-    """A kill order's error, or None; `where`: kind and id."""
     return None if order is None else KilledError(order, where=where)
 
 
 def raise_if_killed(order: KillOrder | None, *, where: str) -> None:
-    """Raise a kill order's error; none without one."""
     if (error := killed_error(order, where=where)) is not None:
         raise error
 
@@ -198,14 +186,10 @@ def _order_file(home: Path, name: str) -> Path:
 
 
 def _read(path: Path, *, scope: str) -> KillOrder | None:
-    """The order there; `scope`: its own, if it names none that is known."""
     words: Any = None
     try:
-        # O_NONBLOCK: opening a FIFO in its place would wait for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        words = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+        with open_plain_file(path) as file:
+            words = json.loads(file.read(_MAX_FILE_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as exc:
@@ -219,10 +203,6 @@ def _read(path: Path, *, scope: str) -> KillOrder | None:
         for name in field_names(KillOrder)
     }
     return KillOrder(**shown)
-
-
-def _bounded(reason: str) -> str:
-    return printable(" ".join(reason.split()), max_chars=MAX_REASON_CHARS) or NO_REASON
 
 
 def _whoami() -> str:

@@ -1,8 +1,6 @@
 """Host ids of a jailed program: one for a VMM, a range for a container.
 
-As root each cell's own, locked until its jail is empty, even if the owner was killed. Ordinary
-users' VMMs share the user's uid, their containers the subordinate ids: namespaces, mounts and
-filters then separate them.
+Root's cells have their own, locked until the jail is empty. An ordinary user's share the user's.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, host_errors
 from belljar.host.tools import MAPPERS, SEARCH_PATH, ids_fact
 from belljar.plan.jail import IdRange, JailIdentity, JailIds, cell_ids, nested_cell_ids
@@ -47,7 +46,7 @@ _errors = partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity, its `ids`, the supervisor's lock (None: ordinary user)."""
+    """An ordinary user has no `lock_fd`."""
 
     jail: JailIdentity
     lock_fd: int | None
@@ -55,38 +54,36 @@ class HeldIdentity:
 
     @property
     def own_uid(self) -> int | None:
-        """First uid of only this cell, or None."""
+        """Return the first uid of only this cell, or None."""
         return self.jail.host_uid if self.jail.privileged else None
 
     @property
     def uid_count(self) -> int:
-        """How many uids follow from `own_uid`."""
         return 1 if self.ids is None else 1 + WORKLOAD_IDS
 
 
 @contextmanager
-def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
-    """A unique id. Raises `HostError`: all taken."""
+def hold_identity() -> Iterator[HeldIdentity]:
     if os.geteuid() != 0:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
         return
-    with _held_slot(locks) as (slot, fd):
+    with _held_slot() as (slot, fd):
         uid = _VMM_IDS_START + slot
         jail = JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
         yield HeldIdentity(jail=jail, lock_fd=fd)
 
 
 @contextmanager
-def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
-    """Ids of a container's starter and workload. Raises `HostError`."""
+def hold_range(*, is_nested: bool = False) -> Iterator[HeldIdentity]:
+    """Yield ids of a container's starter and workload. Raises `HostError`."""
     if os.geteuid() != 0:
         held = user_range()
         yield replace(held, ids=nested_cell_ids()) if is_nested else held
         return
     if is_nested:
         raise ValueError("root's cells are below no user namespace")
-    with _held_slot(locks) as (slot, fd):
+    with _held_slot() as (slot, fd):
         stage = _RANGES_START + slot * _RANGE_IDS
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
         jail = JailIdentity(
@@ -96,7 +93,6 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
 
 
 def user_range() -> HeldIdentity:
-    """The user's uid and subordinate ids. Raises `HostError`: too few."""
     given = ids_fact(is_root=False)
     if not given.available:
         what = f"a container needs ids of its own: {given.reason}"
@@ -114,7 +110,7 @@ def user_range() -> HeldIdentity:
 
 
 def tree_identity() -> tuple[JailIdentity, JailIds]:
-    """Unpacked images' owner ids; an ordinary user is 65536. Raises `HostError`: too few."""
+    """Return the owner of unpacked images. Raises `HostError`: too few."""
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
@@ -130,15 +126,15 @@ def tree_identity() -> tuple[JailIdentity, JailIds]:
 
 
 @contextmanager
-def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
-    """Keep a dead cell's uids free; False: in use."""
+def hold_uids(first: int | None) -> Iterator[bool]:
+    """Keep a dead cell's uids free; yield False if they are in use."""
     fd = None
     if first is not None and os.geteuid() == 0:
         slot, past = divmod(first - _RANGES_START, _RANGE_IDS)
         if first < _RANGES_START:
             slot, past = first - _VMM_IDS_START, 0
         if past == 0 and 0 <= slot < _SLOTS:
-            fd = _lock_slot(locks, slot)
+            fd = _lock_slot(slot)
     try:
         yield fd is not None
     finally:
@@ -146,37 +142,34 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
 
 
 @contextmanager
-def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
-    """Lock a free slot; yield it, and the lock.
+def _held_slot() -> Iterator[tuple[int, int]]:
+    """Yield a free slot, and its lock.
 
-    A Belljar with another /run (in a container) shares the host's ids but not these locks: its cell
-    with the same ids would be killed as a survivor. That each begins at another of 128 blocks makes
-    that unlikely.
+    A Belljar with another /run has other locks, and begins at another of 128 blocks: a cell
+    with the same ids would be killed as a survivor.
     """
-    with _errors(where=locks):
-        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = locks.stat()
+    with _errors(where=_HOST_LOCKS):
+        _HOST_LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = _HOST_LOCKS.stat()
     digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
     begin = int.from_bytes(digest[:2], "big") * _BLOCK_SLOTS
     for slot in ((begin + number) % _SLOTS for number in range(_SLOTS)):
-        fd = _lock_slot(locks, slot)
+        fd = _lock_slot(slot)
         if fd is not None:
-            try:
+            with open_fd(fd):
                 yield slot, fd
-            finally:
-                os.close(fd)
             return
     raise HostError(
         f"all {_SLOTS:,} id slots for cells are taken",
-        where=str(locks),
+        where=str(_HOST_LOCKS),
         hint="end some cells; `belljar ps` lists them",
     )
 
 
-def _lock_slot(directory: Path, slot: int) -> int | None:
-    with _errors(where=directory):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock_slot(slot: int) -> int | None:
+    with _errors(where=_HOST_LOCKS):
+        _HOST_LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(_HOST_LOCKS / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # The supervisor inherits the descriptor, and with it the lock: an owner that is killed
         # frees no ids of a jail that lives.

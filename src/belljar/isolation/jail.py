@@ -1,7 +1,7 @@
 """A live jail: its launcher's process, status, end, and failed starts.
 
 The owner holds three pipes: *lifeline* (closing it ends the jail), *status* (lines as in
-`native/jail/supervise.c`) and *diagnosis* (standard error). No thread or task belongs to a jail.
+`native/jail/supervise.c`) and *diagnosis* (standard error).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import anyio
 
 from belljar.dataclass import dataclass
-from belljar.descriptors import exhaustion_as_host_error
+from belljar.descriptors import exhaustion_as_host_error, open_fd
 from belljar.errors import BelljarError, CellError, HostError
+from belljar.host.tools import run_briefly
 from belljar.isolation.program_root import package_program
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.process import (
@@ -33,6 +33,7 @@ from belljar.process import (
     kill,
     namespaces_of,
     pin_namespaces,
+    signal_name,
 )
 from belljar.subids import grant_hint
 from belljar.units import printable
@@ -48,27 +49,21 @@ _MAX_STATUS_BYTES: Final = 8 << 10  # a compromised supervisor may, too
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailEnd:
-    """How the program ended, as its supervisor saw."""
-
     signal: int | None
     status: int | None
     cause: str
 
-
-def launcher_path() -> Path:
-    """The launcher's path. Raises `HostError` when missing."""
-    return package_program("jail", "the jail's launcher", mode=os.X_OK)
+    def __str__(self) -> str:
+        return f"status {self.status}" if self.signal is None else signal_name(self.signal)
 
 
 def measure_counter_khz() -> int:
-    """Time-stamp counter's rate, 0 without. Blocks 50 ms. Raises `HostError`."""
-    launcher = str(launcher_path())
-    argv = [launcher, "--measure-clock"]
-    try:
-        return int(subprocess.run(argv, capture_output=True, check=True, timeout=10, env={}).stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        what = "the host's time-stamp counter could not be measured"
-        raise HostError(what, where=launcher) from exc
+    """Return 0 without a counter. Blocks 50 ms. Raises `HostError`."""
+    launcher = str(package_program("jail", mode=os.X_OK))
+    status, output = run_briefly(launcher, "--measure-clock")
+    if status != 0 or not output.strip().isdecimal():
+        raise HostError("the host's time-stamp counter could not be measured", where=launcher)
+    return int(output)
 
 
 def start_jail(
@@ -80,12 +75,12 @@ def start_jail(
     stdin_fd: int | None = None,
     user_namespace: int | None = None,
 ) -> Jail:
-    """Start `program` in a jail; `Jail.wait_running` says whether it came up. Raises `HostError`.
+    """Start `program` in a jail; call `Jail.wait_running` next. Raises `HostError`.
 
-    `stdin_fd` becomes descriptor 0 (/dev/null otherwise); the jail is made below `user_namespace`.
-    All descriptors given stay the caller's. With `spec.network` the program starts only after
-    `wait_network` and `go_on`.
+    The jail is made below `user_namespace`. All descriptors stay the caller's.
+    With `spec.network` the program waits for `go_on`.
     """
+    launcher = str(package_program("jail", mode=os.X_OK))
     pipes: list[tuple[int, int]] = []
     try:
         with exhaustion_as_host_error():
@@ -110,7 +105,7 @@ def start_jail(
     inherited = (lifeline_read, status_write, *kept, *(fd for fd in given if fd is not None))
     try:
         process = subprocess.Popen(
-            jail_argv(str(launcher_path()), spec, fds, program),
+            jail_argv(launcher, spec, fds, program),
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=diagnosis_write,
@@ -123,9 +118,8 @@ def start_jail(
     except BaseException as exc:
         close_all((lifeline_write, status_read, diagnosis_read, go_write))
         if isinstance(exc, OSError):
-            raise HostError(
-                f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())
-            ) from exc
+            what = f"the jail's launcher can't be run: {exc.strerror}"
+            raise HostError(what, where=launcher) from exc
         raise
     finally:
         close_all((lifeline_read, status_write, diagnosis_write, go_read))
@@ -133,8 +127,6 @@ def start_jail(
 
 
 class Jail:
-    """Made by `start_jail`; ends with `end` or this process."""
-
     def __init__(
         self,
         cell_id: str,
@@ -144,26 +136,22 @@ class Jail:
         diagnosis: int,
         go: int | None = None,
     ) -> None:
-        self.cell_id = cell_id
-        self.supervisor = identify(process.pid)
+        self.cell_id, self.supervisor, self._process = cell_id, identify(process.pid), process
         self.child: ProcessId | None = None
         self.namespaces: Mapping[str, int] = {}
         self.ended: JailEnd | None = None
-        self._pins: dict[str, int] = {}
-        self._process = process
+        self._pins = dict[str, int]()
         self._lifeline: int | None = lifeline
         self._status: int | None = status
         self._diagnosis: int | None = diagnosis
-        self._go = go
-        self._status_text = b""
+        self._go, self._status_text, self._diagnosed = go, b"", b""
         self._reading = threading.Lock()  # a cell's end is asked for in several threads
-        self._diagnosed = b""
         # A supervisor that falls silent must not block the owner's event loop.
         for fd in (status, diagnosis):
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Wait for the program. Raises `HostError` or `CellError` with the failed step."""
+        """Raise `HostError` or `CellError` with the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
@@ -176,7 +164,7 @@ class Jail:
         }
 
     async def wait_network(self) -> ProcessId:
-        """Wait for the network namespace; return its process 1. Raises as `wait_running`."""
+        """Return the namespace's process 1. Raises as `wait_running`."""
         return await self._wait_status_line(b"network")
 
     def go_on(self) -> None:
@@ -210,7 +198,6 @@ class Jail:
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
-        """How the program ended, if it has. Doesn't wait."""
         with self._reading:
             self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
             # A compromised supervisor may send any bytes.
@@ -225,7 +212,7 @@ class Jail:
         return self.ended
 
     def diagnosis(self) -> str:
-        """Stderr of launcher and program, escaped, bounded, on one line."""
+        """Return stderr: escaped, bounded, on one line."""
         with self._reading:
             room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
             self._diagnosed += _drain(self._diagnosis, room)
@@ -258,7 +245,6 @@ class Jail:
             close_all(fds)
 
     def final_status(self, timeout_s: float) -> JailEnd | None:
-        """As `read_status`; waits briefly for the last line."""
         give_up = time.monotonic() + timeout_s
         while (
             self.read_status() is None
@@ -274,25 +260,25 @@ class Jail:
         return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
-        """Wait for its end. None: the supervisor died silently."""
+        """Return None if the supervisor died silently."""
         while self.read_status() is None and self._process.poll() is None:
             await self._exited(timeout_s=3600.0)
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
-        """Wait for the program's end; None: its supervisor died. Raises as `wait_running`."""
+        """Return None if its supervisor died. Raises as `wait_running`."""
         ended = await self.wait_ended()
         if b"running" not in self._status_text.splitlines():
             raise self._start_error()
         return ended
 
     def release_namespaces(self) -> None:
-        """After the last look: their numbers may be reused."""
+        """Their numbers may be reused from now on."""
         pins, self._pins = self._pins, {}
         close_all(pins.values())
 
     def lend_lifeline(self) -> int:
-        """The descriptor whose closing ends the jail, once. The caller closes it."""
+        """Return it once: closing it, the caller ends the jail."""
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             raise RuntimeError("this jail's lifeline is closed, or another's already")
@@ -309,13 +295,9 @@ class Jail:
 
 
 async def _wait_end(pid: int, timeout_s: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            with anyio.move_on_after(timeout_s):
-                await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+    with contextlib.suppress(ProcessLookupError), open_fd(os.pidfd_open(pid)) as pidfd:
+        with anyio.move_on_after(timeout_s):
+            await anyio.wait_readable(pidfd)
 
 
 def _drain(fd: int | None, max_bytes: int) -> bytes:
@@ -355,7 +337,7 @@ _HINTS: Final = {
 
 
 def find_agent(jail_pid: int) -> int | None:
-    """The first below the jail in another mount namespace."""
+    """Return the first process below it in another mount namespace."""
     pid, jail = jail_pid, namespaces_of(jail_pid, ("mnt",))
     with contextlib.suppress(OSError, ValueError, IndexError):
         for _ in range(8):
@@ -367,7 +349,6 @@ def find_agent(jail_pid: int) -> int | None:
 
 
 def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
-    """A failed start's error, from status and diagnosis."""
     where, more = f"jail of cell {cell_id}", f": {diagnosis}" if diagnosis else ""
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too

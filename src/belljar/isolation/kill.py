@@ -1,15 +1,10 @@
-"""The kill switch: halts any process's cells, then proves nothing is left.
-
-SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are killed too, which
-finds what the journal lacks. Owners get a moment to destroy; the rest is removed.
-"""
+"""The kill switch: halts any process's cells, then proves that nothing is left."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
-import os
 import signal
 import threading
 import time
@@ -28,7 +23,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now, reap_one
 from belljar.isolation.survivors import cells_named, read_start
-from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive, urgently
+from belljar.process import PORTS_DOWN, ProcessId, boot_id, identify, is_alive, other_pids, urgently
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
 from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry, own_entry
@@ -156,7 +151,7 @@ def _find_run(home: Path, name: str) -> str:
 def of_run(
     journal: Journal, entries: Sequence[JournalEntry], run_id: str, problems: list[str]
 ) -> set[str]:
-    """A run's cells, by their owners' descriptions."""
+    """Return a run's cells, by their owners' descriptions."""
     found, give_up = set[str](), time.monotonic() + LOOK_TIMEOUT_S
     for entry in entries:
         try:
@@ -169,7 +164,7 @@ def of_run(
 
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
-    """Named entries with their whole ranges. Pure."""
+    """Return the named entries with their whole ranges."""
     parents = {entry.cell_id: entry.part_of or entry.cell_id for entry in entries}
     whole = {name: name for name in parents}
     for _ in range(3):  # a wire is a machine's, which is a range's
@@ -186,7 +181,6 @@ def _settled(
     began: float,
     problems: list[str],
 ) -> KillReport:
-    """Wait for each end, or bring it about, despite errors in others."""
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
     give_up, cells = time.monotonic() + OWNER_GRACE_S, list[Killed]()
     for entry in entries:
@@ -287,9 +281,8 @@ def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
 def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     """Launchers and VMMs by cell, from /proc command lines."""
     found: dict[str, tuple[ProcessId, ...]] = {}
-    pids = {int(each.name) for each in PROC.iterdir() if each.name.isdigit()}
     # This process's own command line may name the cells that it was asked to kill.
-    for pid in pids - {os.getpid()}:
+    for pid in other_pids():
         for name in names.intersection(cells_named(read_start(pid, "cmdline"))):
             if (process := identify(pid)) is not None:
                 found[name] = (*found.get(name, ()), process)
@@ -297,7 +290,6 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
-    """Failures are seen by the next look."""
     with contextlib.suppress(OSError):
         kill_process(process, number)
 
@@ -319,7 +311,6 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[str, ...]:
 
 
 def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
-    """Strike unreadable entries' processes, by their file names."""
     paths: Iterable[Path] = ()
     try:
         paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)

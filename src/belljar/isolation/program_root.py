@@ -1,7 +1,6 @@
-"""Roots of jailed programs: a program, its libraries, mount points, nothing else.
+"""Roots of jailed programs: `<directory>/<digest of all files>/{root/…,<directory>.json}`.
 
-`<directory>/<key>/root/…` and `<directory>/<key>/<directory>.json`. The key digests all files. A
-root is reused while its sources' size, times and inodes are unchanged.
+One is reused while its sources' size, times and inodes are unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -22,9 +20,9 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, host_errors
 from belljar.host.model import RuntimeFact
-from belljar.host.tools import QEMU_MIN, ask_text, at_least
+from belljar.host.tools import QEMU_MIN, ask_text, at_least, run_briefly
 from belljar.package import program_path
-from belljar.plan.oci import OciCell
+from belljar.plan.oci import BUNDLE, OciCell
 from belljar.plan.qemu import MOUNT_POINTS, Accel
 from belljar.store.locks import in_use, locked
 from belljar.store.scratch import MAKING, owned_name, remove_tree, retire, write_whole
@@ -38,9 +36,9 @@ _LIBRARY: Final = r"(?a)^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$"
 _NOT_DYNAMIC: Final = ("not a dynamic executable", "statically linked")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProgramRoot:
-    """A finished root; `program`: path inside, `digest`: of everything."""
+    """`program` is its path inside; `digest` covers everything."""
 
     root: Path
     program: str
@@ -50,35 +48,36 @@ class ProgramRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecipe:
-    """Describes a root: `files` are (path in the root, original); `inside` is the program there.
+    """`files` are (path in the root, original); `inside` is the program there, if elsewhere.
 
-    `own`: files of this installation; others may share the store. `…_points`: empty, to mount on.
-    `unreadable`: paths that others may run, not read.
+    `own` files tell apart installations that share a store; `…_points` are empty, to mount on.
     """
 
     directory: str
     program: Path
-    inside: str
-    what: str
     files: Callable[[], Iterable[tuple[str, Path]]]
-    version: Callable[[], str]
+    inside: str = ""
+    version: Callable[[], str] = str
     own: tuple[Path, ...] = ()
     file_points: tuple[str, ...] = ()
     directory_points: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     @property
+    def inside_path(self) -> str:
+        return self.inside or str(self.program)
+
+    @property
     def identity(self) -> list[object]:
-        """All but its files: another identity needs a new root."""
         points = [*self.file_points, *(f"{point}/" for point in self.directory_points)]
         hidden, own = list(self.unreadable), list(map(str, self.own))
-        return [_FORMAT, str(self.program), self.inside, points, hidden, own]
+        return [_FORMAT, str(self.program), self.inside_path, points, hidden, own]
 
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
-    """The root, made once. Blocking. Raises `HostError`."""
+    """Return the root, made once. Blocks; raises `HostError`."""
     directory = home / recipe.directory
-    what = f"the root of {recipe.what} could not be made"
+    what = f"the root of {recipe.program.name} could not be made"
     with host_errors(what, where=directory, hint=STORE_HINT):
         directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         if (found := _find(directory, recipe)) is not None:
@@ -87,22 +86,16 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
             return _find(directory, recipe) or _make(directory, recipe)
 
 
-def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
-    """(path in root, original) of a program and all that its loader loads."""
+def with_libraries(binary: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (path in root, original) of all that is loaded."""
     yield str(binary), binary
-    result = subprocess.run(
-        ["/usr/bin/ldd", str(binary)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-        env={"LC_ALL": "C"},
-    )
-    if any(word in result.stdout + result.stderr for word in _NOT_DYNAMIC):
+    status, output = run_briefly("/usr/bin/ldd", str(binary))
+    if any(word in output for word in _NOT_DYNAMIC):
         return
-    if result.returncode or "not found" in result.stdout:
-        raise HostError(f"the libraries of {what} can't be found", where=str(binary), hint=hint)
-    for line in result.stdout.splitlines():
+    if status != 0 or "not found" in output:
+        what = f"{binary.name} or its libraries can't be found"
+        raise HostError(what, where=str(binary), hint=_SETUP)
+    for line in output.splitlines():
         if match := re.match(_LIBRARY, line):
             yield match[1], Path(match[1])
 
@@ -117,7 +110,9 @@ def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
             is_current = all(file_stamp(path) == stamp for path, stamp in files)
             if is_current and data["recipe"] == recipe.identity:
                 version, digest = data["version"], data["digest"]
-                return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
+                return ProgramRoot(
+                    root=root, program=recipe.inside_path, version=version, digest=digest
+                )
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
@@ -156,7 +151,7 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
         "copies": {target: file_stamp(root / target.lstrip("/")) for target in sources},
     }
     write_whole(final / f"{recipe.directory}.json", json.dumps(data, sort_keys=True, indent=1))
-    return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
+    return ProgramRoot(root, recipe.inside_path, version, digest)
 
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[str, str]:
@@ -183,25 +178,23 @@ def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[s
 
 
 # The launcher binds the cell's own over it: the file there is empty.
-CONFIG_PATH: Final = "/bundle/config.json"
+CONFIG_PATH: Final = f"{BUNDLE}/config.json"
 DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
 )
-_HINT: Final = "install it again; `belljar doctor` tries it"
+_SETUP: Final = f"run `belljar setup`; it installs what is missing, and QEMU {QEMU_MIN} or newer"
 PACKAGE_HINT: Final = "install the package again; its build compiles it"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
 _REMOVER: Final = Path("/usr/bin/rm")
-_UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 
 
 def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
-    """Root of runtime and agent. Blocking. Raises `HostError`."""
     program = Path(runtime.path)
     # Where nothing is mounted over it
     inside, paths = f"/usr/bin/{program.name}", OciCell(hostname="")
 
     def files() -> Iterator[tuple[str, Path]]:
-        for target, original in with_libraries(program, what=runtime.name, hint=_HINT):
+        for target, original in with_libraries(program):
             yield inside if original == program else target, original
         yield paths.agent, package_program("agent")
         yield paths.probe, package_program("probe")
@@ -210,9 +203,7 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
         directory="runtimes",
         program=program,
         inside=inside,
-        what=runtime.name,
         files=files,
-        version=lambda: runtime.version,
         own=(package_program("agent"), package_program("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
@@ -224,40 +215,24 @@ def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    """Root for unpacking images. Blocking. Raises `HostError`."""
-    if not os.access(_UNPACKER, os.X_OK):
-        raise HostError(
-            "unsquashfs is not installed, which unpacks images for containers",
-            where=str(_UNPACKER),
-            hint=_UNPACKER_HINT,
-        )
     recipe = RootRecipe(
         directory="unpackers",
         program=_UNPACKER,
-        inside=str(_UNPACKER),
-        what="unsquashfs",
-        files=lambda: (
-            pair
-            for program in (_UNPACKER, _REMOVER)
-            for pair in with_libraries(program, what=program.name, hint=_UNPACKER_HINT)
-        ),
-        version=str,
+        files=lambda: (*with_libraries(_UNPACKER), *with_libraries(_REMOVER)),
         file_points=("/image",),
         directory_points=("/out",),
     )
     return ensure_root(home, recipe)
 
 
-def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
-    """A program of this package. Raises `HostError`: missing."""
+def package_program(name: str, *, mode: int = os.R_OK) -> Path:
     path = program_path(name)
     if not os.access(path, mode):
-        what = f"{what or f'the {name}'} for {platform.machine()} is missing"
+        what = f"Belljar's program `{name}` for {platform.machine()} is missing"
         raise HostError(what, where=str(path), hint=PACKAGE_HINT)
     return path
 
 
-_SETUP: Final = f"run `belljar setup`; it installs QEMU {QEMU_MIN} or newer"
 _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     # Debian's build for this machine alone: a quarter of the code, but it knows no emulation.
     "kvm": ("/usr/bin/qemu-system-x86_64-microvm", "/usr/bin/qemu-system-x86_64"),
@@ -275,7 +250,6 @@ _QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
-    """The VMM's root. Blocking. Raises `HostError`: missing, too old."""
     candidates = _PROGRAMS[accel]
     program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
     if program is None:
@@ -283,8 +257,6 @@ def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
     recipe = RootRecipe(
         directory="vmm",
         program=program,
-        inside=str(program),
-        what="QEMU",
         files=partial(_qemu_files, program),
         version=partial(_qemu_version, program),
         file_points=MOUNT_POINTS,
@@ -293,7 +265,7 @@ def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
 
 
 def _qemu_version(program: Path) -> str:
-    match = re.search(_QEMU_VERSION, ask_text(str(program), ("-version",)))
+    match = re.search(_QEMU_VERSION, ask_text(str(program), "-version"))
     if match is None or not at_least(match[2], QEMU_MIN):
         said = "of an unknown version" if match is None else match[2]
         what = f"QEMU {said} is no good; {QEMU_MIN} or newer is needed"
@@ -304,7 +276,7 @@ def _qemu_version(program: Path) -> str:
 def _qemu_files(program: Path) -> Iterator[tuple[str, Path]]:
     modules = sorted(_MODULES.glob("accel-*.so"))
     for binary in [program, *modules]:
-        yield from with_libraries(binary, what="QEMU", hint=_SETUP)
+        yield from with_libraries(binary)
     for name in _FIRMWARE:
         places = (place / name for place in _FIRMWARE_DIRECTORIES)
         if (original := next((path for path in places if path.exists()), None)) is not None:

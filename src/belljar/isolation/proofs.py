@@ -1,8 +1,4 @@
-"""Trials: a runtime starts a container, the kill switch halts one, an accelerator boots a guest.
-
-Only a guest agent that answered from the real jail is a proof: some hosts' /dev/kvm makes a VM that
-never runs a stock kernel.
-"""
+"""Trials: only a guest agent that answered from the real jail is a proof."""
 
 from __future__ import annotations
 
@@ -27,10 +23,10 @@ from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
+from belljar.plan import qemu
 from belljar.plan.jail import JailBind
 from belljar.plan.make import oci_limits
 from belljar.plan.oci import oci_shape
-from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape, vmm_limits
 from belljar.policy.limits import Resources, Tier
 from belljar.store.journal import Journal, new_cell_id
 from belljar.store.scratch import scratch_dir
@@ -42,7 +38,7 @@ SELF_TEST: Final = "self-test"
 
 
 async def prove_runtime(runtime: RuntimeFact, *, home: Path) -> Trial:
-    """Have a container's guest agent answer. Raises `HostError`: untried."""
+    """Have a guest agent answer. Raises `HostError`: untried."""
     spec = _container_spec(runtime, home)
     try:
         async with AsyncExitStack() as owner:
@@ -54,7 +50,7 @@ async def prove_runtime(runtime: RuntimeFact, *, home: Path) -> Trial:
 
 
 async def prove_switch(runtime: RuntimeFact, *, home: Path) -> Trial:
-    """Have the kill switch halt a container. Raises `HostError`, `CellError`: none."""
+    """Have the kill switch halt a container."""
     spec = _container_spec(runtime, home)
 
     def halt_now() -> list[str]:
@@ -80,18 +76,17 @@ async def prove_switch(runtime: RuntimeFact, *, home: Path) -> Trial:
 
 
 def _container_spec(runtime: RuntimeFact, home: Path) -> ContainerSpec:
-    root, cell_id, resources = ensure_runtime_root(home, runtime), new_cell_id(), Resources()
+    root, resources = ensure_runtime_root(home, runtime), Resources()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
     arch = platform.machine()
     return ContainerSpec(
-        cell_id=cell_id,
+        cell_id=new_cell_id(),
         kind="proof",
         shape=oci_shape(tier, runtime, resources, arch=arch, open_files_max=_OPEN_FILES),
         limits=replace(oci_limits(tier, resources), lifetime_s=_LIFETIME_S),
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
-        directories=(home / "cells" / cell_id,),
     )
 
 
@@ -114,23 +109,23 @@ _RAM_MIB: Final = 256
 
 
 async def boots_under(
-    accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
+    accel: qemu.Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
 ) -> Trial:
     """Boot kernel and agent. Raises `HostError`: a part is missing."""
     model = "host" if accel == "kvm" else "max"
-    shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
+    shape = qemu.VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
     with scratch_dir(home) as scratch:
         scratch.chmod(0o711)  # for the VMM's uid
         initrd, disk = scratch / "initrd", scratch / "disk"
         write_read_only(initrd, read_guest_parts(kernel).initramfs())
         write_read_only(disk, empty_disk())
-        binds = {KERNEL_PATH: kernel.vmlinuz, INITRD_PATH: initrd, DISK_PATH: disk}
+        binds = {qemu.KERNEL_PATH: kernel.vmlinuz, qemu.INITRD_PATH: initrd, qemu.DISK_PATH: disk}
         spec = VmmSpec(
             cell_id=new_cell_id(),
             kind="proof",
-            role=Role.TEMPLATE,
+            role=qemu.Role.TEMPLATE,
             shape=shape,
-            limits=vmm_limits(shape, deadline_s + 20),
+            limits=qemu.vmm_limits(shape, deadline_s + 20),
             root=ensure_vmm_root(home, accel),
             binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
         )
@@ -140,7 +135,7 @@ async def boots_under(
                 try:
                     await vmm.client.wait_ready(timeout_s=deadline_s)
                 except BelljarError as exc:
-                    detail = vmm.panic() or vmm.diagnosis() or exc.what
+                    detail = vmm.serial.panic() or vmm.diagnosis() or exc.what
                     words, _, _ = detail.partition("\\n")  # without the VMM's register dump
                     what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
                     return Trial.of(f"{what}: {words[:300]}")

@@ -1,7 +1,4 @@
-"""Removes parts of the store unused for long and not in use.
-
-Users of a part claim it, which sets its modification time. All parts can be made again.
-"""
+"""Removes parts of the store unused for long: claiming one sets its modification time."""
 
 from __future__ import annotations
 
@@ -38,21 +35,17 @@ _KINDS: Final[dict[str, PartKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPart:
-    """A part unused for long; `problem`: why it is still there."""
-
     kind: PartKind
     path: Path
     problem: str = ""
 
 
 async def prune(home: Path, *, unused_for_s: float) -> tuple[PrunedPart, ...]:
-    """Remove what was unused so long; each part's outcome."""
     found = await anyio.to_thread.run_sync(unneeded, home, unused_for_s)
     return tuple([done for part in found if (done := await remove_part(part, home)) is not None])
 
 
 def unneeded(home: Path, unused_for_s: float) -> list[PrunedPart]:
-    """Everything unused so long that nobody has now."""
     parts = []
     for name, kind in _KINDS.items():
         for path in filter(lambda each: _KEY.fullmatch(each.name), sorted((home / name).glob("*"))):
@@ -64,7 +57,7 @@ def unneeded(home: Path, unused_for_s: float) -> list[PrunedPart]:
 
 
 async def remove_part(part: PrunedPart, home: Path) -> PrunedPart | None:
-    """Remove it; None: somebody has it."""
+    """Return None if it is in use."""
     problem = "it could not be removed"
     try:
         if part.kind == "tree":

@@ -34,8 +34,6 @@ _MAX_THINGS_REPORTED: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """An orphaned cell: what was removed, what remains."""
-
     cell_id: str
     kind: str
     removed: tuple[str, ...]
@@ -49,7 +47,7 @@ class Reaped:
 
 
 def reaped_event(reaped: Sequence[Reaped]) -> Event:
-    """For the next run's record; bounded."""
+    """Return the next run's event; its lists are bounded."""
 
     def few(things: Sequence[str]) -> list[str]:
         return [printable(thing, max_chars=200) for thing in things[:_MAX_THINGS_REPORTED]]
@@ -78,7 +76,7 @@ async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple
 
 
 def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
-    """As `reap`, blocking, and without half-unpacked images."""
+    """Do as `reap`, blocking, without half-unpacked images."""
     journal = Journal(home)
     if cell_id is None and home.is_dir():
         # What was being made, or written, when its owner died: it is known by its name
@@ -104,8 +102,8 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
 def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped | None:
     """Remove one cell, and forget it once a look finds nothing.
 
-    A dead owner's inside the lock `reap`. `hangs`: its owner lives, and finds the kill order when
-    it goes on; None: it has removed the cell, or has ended, meanwhile.
+    A dead owner's needs the lock `reap`. `hangs`: the owner lives, and finds the kill order when it
+    goes on. None: the owner removed the cell, or ended, meanwhile.
     """
     journal, removed = Journal(home), dict[str, None]()
     give_up = time.monotonic() + _TIMEOUT_S
@@ -130,10 +128,9 @@ def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped 
 
 @contextmanager
 def _without_reused_numbers(entry: JournalEntry, *, hangs: bool) -> Iterator[JournalEntry]:
-    """The entry without numbers that may be others'; stable in the block.
+    """Yield the entry without numbers that may be another cell's.
 
-    Namespace numbers are the cell's while its process 1 is in them, uids while its owner holds them
-    (`hangs`) or no other process can lock them.
+    Namespace numbers are the cell's while its process 1 is in them, uids while they are locked.
     """
     processes, pins = list[ProcessId](), dict[str, int]()
     if entry.boot_id == boot_id():
@@ -164,7 +161,7 @@ CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellListing:
-    """A line of `belljar ps`. `orphaned`: no owner. `unreadable`: damaged."""
+    """`orphaned` has no living owner; `unreadable` is damaged."""
 
     cell_id: str
     state: CellState
@@ -177,7 +174,7 @@ class CellListing:
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
-    """Oldest first. Raises `PermissionError`: another user's store."""
+    """Raise `PermissionError` for another user's store."""
     journal = Journal(home or belljar_home())
     listed = [
         CellListing(

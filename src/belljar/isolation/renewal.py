@@ -27,7 +27,7 @@ SEED_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """A cell's new identity, from host randomness; `seed` is secret, never recorded."""
+    """`seed` is secret and never recorded."""
 
     seed: bytes = field(default_factory=partial(os.urandom, SEED_BYTES))
     machine_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -38,7 +38,6 @@ class Renewal:
 async def renew(
     client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
 ) -> Event:
-    """Renew the guest's identity; the event. Raises `CellError`."""
     from belljar.channel.frames import RenewedBit, counted
 
     network, place = b"", dict[str, JsonValue]()
@@ -62,7 +61,7 @@ async def renew(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortSettings:
-    """The cell's end of its link: a /32; MACs in lower case."""
+    """`address` is a /32; MACs are in lower case."""
 
     address: IPv4Address
     gateway: IPv4Address
@@ -70,7 +69,7 @@ class PortSettings:
     gateway_mac: str
 
     def packed(self) -> bytes:
-        """RENEW's network part, addresses in network order; the gateway is the resolver."""
+        """Return RENEW's network part; the gateway is the resolver."""
         macs = bytes.fromhex((self.mac + self.gateway_mac).replace(":", ""))
         ends = self.address.packed + self.gateway.packed
         return ends + macs + self.gateway.packed + MTU.to_bytes(2, "little")
@@ -80,11 +79,11 @@ class PortSettings:
 class GivenPort:
     """A range's port for one cell.
 
-    `user_namespace`: descriptor of the jail's parent user namespace; None: any (root). In it 0 is
-    the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
+    `user_namespace` is the jail's parent; None: any (root). In it 0 is the user, 1 to 65536 the
+    subordinate ids, for groups too; `setgroups` is allowed.
 
-    `attach`: puts the link, up, into that host process's network namespace, before anything of the
-    cell runs; again only after the last namespace ended. Raises `BelljarError`: end the cell.
+    `attach` puts the link into that host process's network namespace before the cell runs.
+    Raises `BelljarError`: end the cell.
     """
 
     settings: PortSettings

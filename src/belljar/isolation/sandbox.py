@@ -44,33 +44,27 @@ if TYPE_CHECKING:
 # Sockets close a little before the supervisor reports.
 FINAL_STATUS_TIMEOUT_S: Final = 0.5
 _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
-_NAMELESS_CHILD_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """Fields of each engine's sandbox. `directories`: removed with it."""
-
     cell_id: str
     kind: EntryKind
     limits: JailLimits
     controllers: tuple[str, ...] = ()
     memory_by_rlimit: bool = True
-    directories: tuple[Path, ...] = ()
     part_of: str = ""
 
 
 class Sandbox:
-    """One jail with all its parts; started inside `owned`, which destroys it.
+    """One jail with all its parts; `owned` destroys it.
 
-    An engine sets `client`, and `may_retry` where another sandbox may follow a failed start.
-    `recorder`: records its end; of a failed start only the proof, or nothing if retried
-    (`is_retried`). `identity` is held until the last look is over.
-
-    Raises `HostError`: no identity is free, or a planned control group is missing.
+    An engine sets `may_retry` where another sandbox may follow a failed start: then `recorder` gets
+    nothing of its end.
     """
 
     agent: socket.socket
+    directories: tuple[Path, ...] = ()  # removed with it
     emulated = False
     may_retry = False
     is_retried = False
@@ -84,7 +78,7 @@ class Sandbox:
         recorder: Recorder | None = None,
     ) -> None:
         self._spec, self.cell_id, self.limits = spec, spec.cell_id, spec.limits
-        self.timings_ms: dict[str, float] = {}
+        self.timings_ms = dict[str, float]()
         self._recorder, self._has_started = recorder, False
         self.jail: Jail | None = None
         self.destruction: Destruction | None = None
@@ -108,20 +102,17 @@ class Sandbox:
 
     @cached_property
     def client(self) -> GuestClient:
-        """The guest agent's client, whose modules are imported during the start."""
+        """Its modules are imported during the start."""
         from belljar.channel import GuestClient
 
         return GuestClient(self.agent)
 
-    # ---- making it
-
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create groups. Raises `HostError`, `CellError`."""
         self._entry = own_entry(
             self.cell_id,
             self._spec.kind,
             cgroups=self.groups.directories,
-            directories=self._spec.directories,
+            directories=self.directories,
             host_uid=self.identity.own_uid,
             uid_count=self.identity.uid_count,
             part_of=self._spec.part_of,
@@ -134,7 +125,6 @@ class Sandbox:
         cgroup.make_groups(self.groups, limits)
 
     def jail_spec(self, root: ProgramRoot) -> JailSpec:
-        """The jail as every engine's begins; the engine adds its own."""
         return JailSpec(
             cell_id=self.cell_id,
             owner_pid=os.getpid(),
@@ -154,7 +144,7 @@ class Sandbox:
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:
-        """As `start_jail`; then `wait_running`. Prune keeps the program's root meanwhile."""
+        """Start the jail; call `wait_running` next."""
         self._held.enter_context(claimed_for_cell(spec.root.parent))
         self.jail = start_jail(
             spec,
@@ -166,7 +156,6 @@ class Sandbox:
         )
 
     async def wait_running(self) -> None:
-        """Wait until running and journalled. Raises `HostError`, `CellError`."""
         jail = self.jail
         if jail is None or self._entry is None:
             raise RuntimeError("nothing was started")
@@ -177,41 +166,35 @@ class Sandbox:
         self._check_may_start()  # a kill before didn't know its processes
 
     def ready(self, owner: AsyncExitStack) -> None:
-        """Mark it a cell: `destroy` may end it before its owner does."""
+        """Make it a cell: `destroy` may end it before its owner does."""
         self._owner, self._is_ready = owner, True
-
-    # ---- what the host sees of it
 
     @property
     def host_pid(self) -> int | None:
-        """Host pid of its outermost process."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
 
     def holds(self, pid: int) -> bool:
-        """Whether that host pid is in the jail."""
         supervisor = None if self.jail is None else self.jail.supervisor
         return supervisor is not None and descends_from(pid, supervisor.pid)
 
     def diagnosis(self) -> str:
-        """Standard error of launcher and program, escaped, bounded."""
         return "" if self.jail is None else self.jail.diagnosis()
 
     def console(self) -> bytes:
-        """Output of kernel or runtime, bounded; guest-controlled."""
+        """The guest controls it; it is bounded."""
         return self.diagnosis().encode()
 
     def end(self, timeout_s: float = 0.0) -> JailEnd | None:
-        """The program's end, if reported in time. Blocking."""
+        """Return the program's end, if reported in time. Blocks."""
         return None if self.jail is None else self.jail.final_status(timeout_s)
 
     async def wait_dead(self) -> str:
-        """Wait for its end; the cause of death."""
         if self.jail is not None:
             await self.jail.wait_ended()
         return self.cause_of_death()
 
     def cause_of_death(self) -> str:
-        """As the host saw it; empty: alive. Waits ≤ 0.5 s."""
+        """Return "" if it is alive. Waits ≤ 0.5 s."""
         if (end := self.end(FINAL_STATUS_TIMEOUT_S)) is None:
             return ""
         if end.cause == "lifetime":
@@ -219,64 +202,54 @@ class Sandbox:
         return "its owner ended it" if end.cause == "owner" else self.explain(end)
 
     def explain(self, end: JailEnd) -> str:
-        """Why it ended by itself, as the engine knows."""
         raise NotImplementedError
 
     def death_limit(self) -> str | None:
-        """`memory`, `lifetime` or None; after `cause_of_death`."""
+        """Return `memory` or `lifetime`; after `cause_of_death`."""
         cause = "" if (end := self.end()) is None else end.cause
         if cause == "itself" and self.fatal_oom_kills() > 0:
             return "memory"
         return cause if cause == "lifetime" else None
 
     def killed(self) -> KillOrder | None:
-        """Its kill order, if any; also afterwards."""
         if self._order is None:
             self._order = read_order(self._home, self.cell_id)
         return self._order
 
     def raise_if_killed(self, error: BaseException) -> None:
-        """A kill order explains other errors. Raises `CellError`."""
+        """A kill order explains other errors."""
         killed = killed_error(self.killed(), where=f"cell {self.cell_id}")
         if isinstance(error, BelljarError) and killed is not None:
             raise killed from error
 
     def oom_kills(self) -> int:
-        """Kernel OOM kills in its memory group."""
         count = self._count("memory", cgroup.out_of_memory_kills)
         if self.end() is None:
             self._oom_kills_while_alive = count
         return count
 
     def fatal_oom_kills(self) -> int:
-        """Those it didn't survive."""
         return self._count("memory", cgroup.out_of_memory_kills) - self._oom_kills_while_alive
 
     def refused_forks(self) -> int:
-        """Processes and threads the kernel refused."""
         return self._count("pids", cgroup.refused_forks)
 
     def count_processes(self) -> tuple[int, int]:
-        """Processes and threads, now and peak; else zeros."""
+        """Return processes and threads, now and peak; else zeros."""
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
 
     def processes_full(self) -> bool:
-        """At its process limit; False if unknown."""
         return False
 
     def disk_full(self) -> bool:
-        """Out of room or inodes; False if unknown."""
         return False
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """Report opens and reads. Raises `HostError`, `CellError`."""
         raise NotImplementedError
 
-    # ---- its end
-
     def kill(self, order: KillOrder | None = None) -> None:
-        """SIGKILL its pid 1, from any thread. `order`: why."""
+        """Kill its pid 1, from any thread."""
         self._order = self._order or order
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
@@ -310,7 +283,7 @@ class Sandbox:
         return self.destruction
 
     async def _destroy(self) -> None:
-        """Kill, look for survivors, record. Repeats only after an interrupt."""
+        """It repeats only after an interrupt."""
         end_if_forked(self._pid)
         if self.destruction is not None:
             return
@@ -341,7 +314,6 @@ class Sandbox:
             self._recorder.record(Event(kind=kind, cell_id=self.cell_id, data=data))
 
     async def unmake(self) -> Destruction:
-        """End and remove it, then look for survivors; engines extend this."""
         started = time.monotonic()
         if self.jail is not None:
             await self.jail.end()
@@ -356,15 +328,15 @@ class Sandbox:
         return await anyio.to_thread.run_sync(remove_and_look)
 
     def look_once(self, started: float) -> Destruction:
-        """Remove remains; return what stays. Its ids are free afterwards."""
+        """Remove remains. Its ids are free afterwards."""
         self._count("memory", cgroup.out_of_memory_kills)
         self.refused_forks()
         if self._entry is not None and self.jail is not None and self.jail.child is None:
             # Its supervisor died before it named its child, which ends with it, in a moment
-            wait_for_dying(self._entry, _NAMELESS_CHILD_S)
+            wait_for_dying(self._entry)
         with suppress(OSError):  # the look below finds what this could not look at
             cgroup.remove_empty(self.groups)
-        for directory in self._spec.directories:
+        for directory in self.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._release()
         # Ids and namespaces stay this cell's until the look is over: another cell could have their
@@ -401,10 +373,10 @@ SandboxT = TypeVar("SandboxT", bound=Sandbox)
 
 @asynccontextmanager
 async def owned(sandbox: SandboxT, owner: AsyncExitStack) -> AsyncIterator[SandboxT]:
-    """Start it; destroyed when `owner` closes or the block fails.
+    """Start it; it is destroyed when `owner` closes or the block fails.
 
-    Each sandbox is destroyed once. Neither a shield nor `finally` keeps Ctrl-C or asyncio's own
-    cancellation out of a destruction: the second callback finishes what one of them ended.
+    Neither a shield nor `finally` keeps Ctrl-C or asyncio's own cancellation out of a destruction:
+    the second callback finishes what one of them ended.
     """
     async with AsyncExitStack() as starting:
         for _ in range(2):
@@ -421,7 +393,7 @@ async def recorded_lifetime(
     planned: Mapping[str, JsonValue],
     make: Callable[[AsyncExitStack, ExitStack], Awaitable[SandboxT]],
 ) -> AsyncIterator[SandboxT]:
-    """The cell that `make` makes, recorded, and destroyed after the block.
+    """Yield the cell that `make` makes, recorded, and destroy it after the block.
 
     `make` gets its owner, and a stack of resources held until it is gone. No task group or cancel
     scope is open across the yield.
@@ -448,5 +420,4 @@ async def recorded_lifetime(
 
 
 def elapsed_ms(began: float) -> float:
-    """Milliseconds since, by `time.monotonic`."""
     return (time.monotonic() - began) * 1000

@@ -1,8 +1,4 @@
-"""Proof of destruction: looks for anything left of a cell on this host.
-
-Survivors are reported and removed; the destruction isn't clean then. Looks that failed are
-reported.
-"""
+"""Proof of destruction: looks for anything left of a cell on this host."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from belljar.dataclass import dataclass, replace
+from belljar.descriptors import open_fd
 from belljar.errors import ContainmentBreach, HostError, first_of
 from belljar.events import JsonValue
 from belljar.isolation import cgroup
@@ -29,6 +26,7 @@ from belljar.process import (
     kill,
     namespaces_of,
     namespaces_of_threads,
+    other_pids,
     raise_if_blind,
 )
 from belljar.store.journal import JournalEntry
@@ -37,6 +35,7 @@ from belljar.units import printable
 
 # For killed processes to be gone: then they are reported.
 _KILL_TIMEOUT_S: Final = 1.0
+_NAMELESS_CHILD_S: Final = 2.0
 _READ_BYTES: Final = 1 << 16  # a command line may have megabytes; a cell's name comes early
 _NOT_CONTAINED: Final = "do not count this sample as contained"
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
@@ -45,8 +44,6 @@ _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """A process, or a path to remove."""
-
     what: str
     process: ProcessId | None = None
     path: Path | None = None
@@ -54,10 +51,10 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """What one look at the host found of a cell, and how much of it was one.
+    """One look at the host found this of a cell.
 
-    `not_checked`: what was not looked for, and why. `unproven`: those of them without which nothing
-    is proven (processes, control groups, mounts, files). `left`: the survivors as they are removed.
+    `not_checked` was not looked for, with reasons; a proof needs those in `unproven` (processes,
+    control groups, mounts, files).
     """
 
     survivors: tuple[str, ...] = ()
@@ -69,20 +66,20 @@ class Destruction:
 
     @property
     def remaining(self) -> tuple[str, ...]:
-        """What is left, or was not looked for."""
+        """Return what is left, or was not looked for."""
         return (*self.survivors, *(f"not looked for: {what}" for what in self.unproven))
 
     @property
     def clean(self) -> bool:
-        """All looks were made and found nothing."""
+        """Return True if all needed looks were made and found nothing."""
         return not self.survivors and not self.unproven
 
     def raise_if_unclean(
         self, what: str, *, where: str, beside: BaseException | None = None
     ) -> None:
-        """Raises `ContainmentBreach`: something was left; `HostError`: unproven.
+        """Raise `ContainmentBreach` if something was left, `HostError` if unproven.
 
-        `beside`: what is raised already. A breach alone is raised in its place.
+        `beside` is raised already: a breach alone is raised in its place.
         """
         if self.survivors and (beside is None or first_of(beside, ContainmentBreach) is None):
             hint = "it was removed and recorded; look at the ledger before the next run"
@@ -94,7 +91,7 @@ class Destruction:
             raise HostError(unproven, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
 
     def to_data(self) -> dict[str, JsonValue]:
-        """As `cell.destroyed` and `range.destroyed` record it."""
+        """Return it as `cell.destroyed` records it."""
         return {
             "clean": self.clean,
             "survivors": list(self.survivors),
@@ -105,7 +102,7 @@ class Destruction:
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
-    """A cell's and its companion's as one; unproven adds up."""
+    """Return both as one; unproven adds up."""
     missed = {each.partition(":")[0] for each in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
@@ -117,7 +114,7 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 
 class _Look(NamedTuple):
-    """One search; `by`: its required field of the entry."""
+    """`by` is its required field of the entry."""
 
     what: str
     find: Callable[[JournalEntry], Iterable[Survivor]]
@@ -130,7 +127,6 @@ _NOTHING_TO_LOOK_BY: Final = "the cell had none of its own, or none is known"
 
 
 def look(entry: JournalEntry) -> Destruction:
-    """What is left."""
     left: dict[object, Survivor] = {}
     looked_for, not_checked, unproven = list[str](), list[str](), list[str]()
     for each in _looks():
@@ -156,15 +152,13 @@ def look(entry: JournalEntry) -> Destruction:
     )
 
 
-def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
-    """Wait for the cell's ending processes. Blocking."""
-    give_up = time.monotonic() + timeout_s
+def wait_for_dying(entry: JournalEntry) -> None:
+    give_up = time.monotonic() + _NAMELESS_CHILD_S
     while time.monotonic() < give_up and any(found.process for found in look(entry).left):
         time.sleep(0.002)
 
 
 def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
-    """Look, remove, report. Blocking; `started`: when killed."""
     found = look(entry)
     if found.left:
         remove_survivors(found.left)
@@ -177,7 +171,6 @@ def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:
 
 
 def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
-    """Bounded. The next look finds what resists."""
     processes = [survivor.process for survivor in survivors if survivor.process is not None]
     for process in processes:
         with contextlib.suppress(OSError):
@@ -199,13 +192,8 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
 def _processes(why: Callable[[JournalEntry, int], str], entry: JournalEntry) -> Iterator[Survivor]:
     if not os.access("/proc/1/status", os.R_OK):
         raise OSError(errno.ENODATA, "/proc hides other users' processes here (its option hidepid)")
-    for directory in PROC.iterdir():
-        if (
-            directory.name.isdigit()
-            and int(directory.name) != os.getpid()
-            and (reason := why(entry, int(directory.name)))
-            and (process := identify(int(directory.name))) is not None
-        ):
+    for pid in other_pids():
+        if (reason := why(entry, pid)) and (process := identify(pid)) is not None:
             yield _survivor(process, reason)
 
 
@@ -241,12 +229,12 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
     """Raise if processes no older hide their namespaces."""
     since_ticks, hidden = (entry.supervisor or entry.owner).start_ticks, 0
-    for pid in (directory.name for directory in PROC.iterdir() if directory.name.isdigit()):
+    for pid in other_pids():
         try:
             os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - as `namespaces_of`
         except PermissionError:
             # A refusal is the kernel's word for one that has just ended, too
-            process = identify(int(pid))
+            process = identify(pid)
             hidden += process is not None and process.start_ticks >= since_ticks
         except OSError:
             continue
@@ -274,7 +262,7 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def cells_named(cmdline: bytes) -> Iterator[str]:
-    """The cells that a launcher's or VMM's own options name."""
+    """Yield the cells that a launcher's or VMM's options name."""
     for option, word in itertools.pairwise(cmdline.split(b"\0")):
         if option == b"--cell":
             yield word.decode("ascii", "replace")
@@ -283,13 +271,9 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
 
 
 def read_start(pid: int, name: str) -> bytes:
-    """At most 64 KiB of a process's file."""
     try:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open_fd(os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             return os.read(fd, _READ_BYTES)
-        finally:
-            os.close(fd)
     except OSError as exc:
         raise_if_blind(exc)
         return b""
@@ -301,7 +285,7 @@ def _files(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _is_there(path: Path) -> bool:
-    """Raises `OSError` if unknown."""
+    """Raise `OSError` if that is unknown."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -310,7 +294,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """By root and target. Reported only: unmounting is manual."""
+    """Mounts are reported only: unmounting is manual."""
     held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
     # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
     for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):

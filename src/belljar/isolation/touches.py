@@ -36,10 +36,9 @@ MAX_KEYS: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One access, or `count` of the same file and operation.
+    """`path` is as it was given to the sensor; `process` is escaped.
 
-    `path`: as it was given to the sensor. `process` (escaped), `pid` (in the cell): "" and None
-    where unknown, or several.
+    `process` and `pid` (in the cell) are empty where unknown, or several.
     """
 
     path: str
@@ -54,10 +53,7 @@ OnEnd: TypeAlias = Callable[[str], None]
 
 
 class FileWatch:
-    """The sensor of one cell: it sees from now on, and reports from `begin` on.
-
-    `missing`: files not watched, and why.
-    """
+    """The sensor of one cell sees from now on, and reports from `begin` on."""
 
     sensor: str
     trust = Trust.HOST_OBSERVED
@@ -73,16 +69,15 @@ class FileWatch:
         self._has_failed = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
-        """Report. Either may be called in any thread; what they raise ends the sensor.
+        """Either may be called in any thread; what they raise ends the sensor.
 
-        `on_end`: with the reason, when it stops seeing before it is closed, and once when accesses
-        were lost; then it goes on.
+        `on_end` gets the reason when it stops seeing, and once when accesses were lost.
         """
         self._on_access, self._on_end = on_access, on_end
         self.end()
 
     def add(self, access: Access) -> None:
-        """Count it: a file, operation and process's first is due immediately."""
+        """A file, operation and process's first is due immediately."""
         key = (access.path, access.operation, access.process)
         is_known = key in self._held or key in self._reported_s
         if not is_known and len(self._held) + len(self._reported_s) >= MAX_KEYS:
@@ -94,14 +89,12 @@ class FileWatch:
         self._held[key] = access
 
     def due(self, now_s: float, *, everything: bool = False) -> list[Access]:
-        """Take what is to be reported now."""
         recent = {key: at for key, at in self._reported_s.items() if now_s - at < INTERVAL_S}
         keys = [key for key in self._held if everything or key not in recent]
         self._reported_s = recent | dict.fromkeys(keys, now_s)
         return [self._held.pop(key) for key in keys]
 
     def report(self, *, everything: bool = False) -> None:
-        """Report what is due."""
         if self._on_access is None or self._has_failed:
             return
         try:
@@ -147,8 +140,7 @@ _TICK_MS: Final = 1000
 class QueueThread(threading.Thread):
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error`:
-    it raised, and the thread has ended.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end.
     """
 
     def __init__(
@@ -166,7 +158,7 @@ class QueueThread(threading.Thread):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
-        """Wait until the queue is empty, or `timeout_s`. Blocking."""
+        """Wait until the queue is empty, or `timeout_s`. Blocks."""
         with self._one_drain:
             if self.is_alive():
                 self._drained.clear()
@@ -176,7 +168,7 @@ class QueueThread(threading.Thread):
                 self._draining = False
 
     def stop(self) -> None:
-        """End the thread. Once; later drains do nothing."""
+        """End the thread, once; later drains do nothing."""
         self._stopping = True
         with self._one_drain:  # or a late one would write into whatever has the number next
             os.eventfd_write(self._wake, 1)
@@ -184,7 +176,6 @@ class QueueThread(threading.Thread):
             os.close(self._wake)
 
     def run(self) -> None:
-        """As `start` has it."""
         try:
             while not self._stopping:
                 poller = select.poll()
@@ -233,7 +224,6 @@ class QueueWatch(FileWatch):
             self._reads.remove((path, is_tree))
 
     def offer(self, access: Access) -> None:
-        """Count it, unless it may be the host's."""
         path = Path(access.path)
         # Only a copied tree covers what is below it: a model may have the host read any path
         is_own = (
@@ -256,8 +246,6 @@ _OPERATIONS: Final[Mapping[int, Operation]] = {1: "open", 2: "read"}
 
 
 class GuestWatch(FileWatch):
-    """The sensor in a microVM: its guest agent."""
-
     sensor = "guest-fanotify"
     trust = Trust.GUEST_REPORTED
 
@@ -291,7 +279,6 @@ class GuestWatch(FileWatch):
 
 
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
-    """Watch files by the guest agent. Raises `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
     watched = await client.watch_files(watch._paths, watch._on_touched, max_touches=_MAX_TOUCHES)
     if watched.errno:

@@ -16,6 +16,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from belljar.descriptors import open_fd
 from belljar.errors import LedgerError
 from belljar.ledger.schema import MAX_LINE_BYTES
 from belljar.units import printable
@@ -39,23 +40,18 @@ def write_all(fd: int, content: bytes) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Make a new file, 0600, synced. Raises `OSError`."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open_fd(os.open(path, flags, 0o600)) as fd:
         write_all(fd, content)
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager
 def open_directory(path: Path) -> Iterator[int]:
     """Yield a directory's descriptor; `path` may be a link. Raises `OSError`."""
     # The operator named this path; only what lies below it may be an attacker's.
-    fd = os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
-    try:
+    with open_fd(os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def open_beneath(directory: int, path: str) -> BufferedReader:
@@ -133,13 +129,11 @@ def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 def is_being_written(run_dir: Path) -> bool:
     """Return True if the run's writer lives. Raises `OSError` without a ledger."""
-    fd = os.open(run_dir / LEDGER, _READ)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    with open_fd(os.open(run_dir / LEDGER, _READ)) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -158,11 +152,8 @@ def walk_files(directory: int, prefix: str = "") -> Iterator[str]:
         if not path.isprintable():
             raise LedgerError("a file's name that can't be shown as text", where=printable(path))
         if entry.is_dir(follow_symlinks=False):
-            child = os.open(entry.name, _DIRECTORY, dir_fd=directory)
-            try:
+            with open_fd(os.open(entry.name, _DIRECTORY, dir_fd=directory)) as child:
                 yield from walk_files(child, f"{path}/")
-            finally:
-                os.close(child)
         elif entry.is_file(follow_symlinks=False):
             yield path
         else:

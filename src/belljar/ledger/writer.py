@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, sha256_hex
@@ -251,11 +252,8 @@ class LedgerWriter:
         folder.mkdir(mode=0o700, exist_ok=True)
         # A store that failed may have left its part; no second writer shares this directory.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(part := self._root / ".part", flags, 0o600)
-        try:
+        with open_fd(os.open(part := self._root / ".part", flags, 0o600)) as fd:
             write_all(fd, content)
-        finally:
-            os.close(fd)
         # Whole or not there: a reader may look at a run that is being written.
         part.rename(folder / digest)
         # In this order: what counts as stored is synced, wherever an interrupt comes.

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from belljar.libc import LIBC, must
+
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x0002_0000, 0x0400_0000, 0x0800_0000
 CLONE_NEWUSER, CLONE_NEWNET = 0x1000_0000, 0x4000_0000
@@ -38,24 +40,10 @@ _MOUNT_SETATTR: Final = 442
 _CLOSE_RANGE: Final = 436
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; not in Python's socket
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long  # ctypes would cut it to an int
-
-
-def _must(result: int, what: str) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
-
 
 def unshare(flags: int) -> None:
     """unshare(2)."""
-    _must(_libc.unshare(flags), "unshare")
-
-
-def enter(namespace_fd: int, kind: int) -> None:
-    """setns(2): moves this thread."""
-    _must(_libc.setns(namespace_fd, kind), "setns")
+    must(LIBC.unshare(flags), "unshare")
 
 
 def die_with_parent(parent: int) -> None:
@@ -79,10 +67,10 @@ def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False
     """Take the uid (None: stay) and only `kept` capabilities; `ambient`: its programs too."""
     # First: it needs CAP_SETPCAP, which is gone with the uid.
     for number in range(CAP_LAST + 1):
-        if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+        if number not in kept and LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             if ctypes.get_errno() == errno.EINVAL:  # the kernel has no more
                 break
-            _must(-1, "bounding set")
+            must(-1, "bounding set")
     if uid is not None:
         # Else the kernel clears all capabilities when the uid is no longer 0.
         _prctl("keep capabilities", _PR_SET_KEEPCAPS, int(bool(kept)))
@@ -99,7 +87,7 @@ def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False
         struct.pack("=III", half, half, inherited)
         for half, inherited in zip(halves, inheritable, strict=True)
     )
-    _must(_libc.capset(header, data), "capset")
+    must(LIBC.capset(header, data), "capset")
     for number in kept if ambient else ():
         _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
 
@@ -110,15 +98,15 @@ def install_filter(program: bytes) -> None:
     # `struct sock_fprog`: the number of instructions, of 8 bytes each, and where they are.
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(rules))
     buffer = ctypes.create_string_buffer(head, len(head))
-    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(buffer), 0, 0)
-    _must(result, "seccomp")
+    result = LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(buffer), 0, 0)
+    must(result, "seccomp")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """mount(2)."""
     paths = os.fsencode(source), os.fsencode(target)
-    result = _libc.mount(*paths, kind.encode(), ctypes.c_ulong(flags), options.encode())
-    _must(result, f"mount {target}")
+    result = LIBC.mount(*paths, kind.encode(), ctypes.c_ulong(flags), options.encode())
+    must(result, f"mount {target}")
 
 
 def restrict_mount(target: str) -> None:
@@ -126,18 +114,18 @@ def restrict_mount(target: str) -> None:
     bits = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC  # the same as MOUNT_ATTR_*
     # -100 below is AT_FDCWD, without a meaning for an absolute path.
     attributes = struct.pack("=QQQQ", bits, 0, 0, 0)
-    result = _libc.syscall(
+    result = LIBC.syscall(
         _MOUNT_SETATTR, -100, os.fsencode(target), 0, attributes, ctypes.c_size_t(len(attributes))
     )
-    _must(result, f"mount_setattr {target}")
+    must(result, f"mount_setattr {target}")
 
 
 def enter_root(directory: str) -> None:
     """Make `directory` the root, and unmount the old."""
     os.chdir(directory)
     # The old root is put on top of the new one (pivot_root(2)): it needs no directory there.
-    _must(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
-    _must(_libc.umount2(b".", MNT_DETACH), "umount")
+    must(LIBC.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    must(LIBC.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
 
 
@@ -148,8 +136,8 @@ def close_all_but(kept: tuple[int, ...]) -> None:
     for fd in (*sorted(set(kept)), 1 << 31):
         if start < fd:
             last = min(fd - 1, (1 << 32) - 1)
-            result = _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0)
-            _must(result, "close_range")
+            result = LIBC.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0)
+            must(result, "close_range")
         start = fd + 1
 
 
@@ -164,7 +152,7 @@ def set_receive_buffer(end: socket.socket, size_bytes: int) -> None:
 def _prctl(what: str, *words: int) -> None:
     # Some operations fail unless the arguments without a use are 0 (prctl(2)).
     padded = (*words, 0, 0, 0, 0)[:5]
-    _must(_libc.prctl(padded[0], *(ctypes.c_ulong(word) for word in padded[1:])), what)
+    must(LIBC.prctl(padded[0], *(ctypes.c_ulong(word) for word in padded[1:])), what)
 
 
 # ---- system-call filters of a range's processes. The assembler is pure.

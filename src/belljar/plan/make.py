@@ -11,8 +11,8 @@ from belljar.plan import explain, obstacles
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import ImageFacts, MicrovmPlan, Obstacle, OciPlan, Plan
 from belljar.plan.network import NetworkPlan, plan_network
-from belljar.plan.oci import oci_shape, writable_inodes
-from belljar.plan.qemu import GuestLimits, VmShape, vmm_limits
+from belljar.plan.oci import guest_limits, oci_shape
+from belljar.plan.qemu import VmShape, vmm_limits
 from belljar.policy import limits
 from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Tier
 from belljar.units import printable
@@ -162,14 +162,9 @@ def _isolation(tier: Tier, policy: Policy, facts: HostFacts, *, has_port: bool) 
         }
     emulated = facts.kvm.state is not TrialState.PROVEN
     shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=model is not None)
-    guest = GuestLimits(
-        # What the workload writes is memory too.
-        memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
-        disk_bytes=resources.disk_bytes,
-        disk_inodes=writable_inodes(resources),
-        processes=resources.processes,
+    guest = replace(
+        guest_limits(resources, rights),
         capabilities=rights.mask,
-        debugger_calls=bool(rights.calls),
         setuid_programs=rights.setuid_programs,
     )
     return {

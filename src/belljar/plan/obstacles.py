@@ -185,7 +185,7 @@ def network_obstacles(
 
 def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
     needing = "a range's network"
-    tool = facts.tool("nft")
+    tool = next((each for each in facts.tools if each.name == "nft"), None)
     if tool is None or not tool.ok:
         yield _lack(tool or ToolFact(name="nft", use="packet rules", needed=True))
     missing = [
@@ -196,7 +196,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
     if missing:
         what = f"{needing} needs the Python modules {', '.join(missing)}, which are not installed"
         yield Obstacle(ObstacleCode.MODULES, what, NETWORK_EXTRA_HINT)
-    if not facts.network_namespaces or facts.network_namespaces_max == 0:
+    if facts.network_namespaces_max == 0:
         what = f"{needing} needs network namespaces, which this kernel doesn't have or allow"
         hint = (
             "as root: sysctl -w user.max_net_namespaces=15000; or use a kernel with CONFIG_NET_NS"

@@ -13,6 +13,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass, replace
 from belljar.host.model import RuntimeFact
 from belljar.plan.jail import WORKLOAD_ROOT
+from belljar.plan.qemu import GuestLimits
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
 OCI_VERSION: Final = "1.0.2"
@@ -176,11 +177,7 @@ class OciShape:
     """`config` lacks what `OciCell` has."""
 
     runtime: RuntimeFact
-    memory_max_bytes: int
-    disk_bytes: int
-    disk_inodes: int
-    processes: int
-    debugger_calls: bool = False
+    guest: GuestLimits
     raw_sockets: bool = False
     devices: tuple[str, ...] = ()
     config: Mapping[str, Any]
@@ -211,19 +208,23 @@ def oci_shape(
 ) -> OciShape:
     return OciShape(
         runtime=runtime,
-        memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
-        disk_bytes=resources.disk_bytes,
-        disk_inodes=writable_inodes(resources),
-        processes=resources.processes,
-        debugger_calls=bool(rights.calls),
+        guest=guest_limits(resources, rights),
         raw_sockets="NET_ADMIN" in rights.capabilities,
         devices=devices,
         config=_config(tier, arch, resources, open_files_max=open_files_max, rights=rights),
     )
 
 
-def writable_inodes(resources: Resources) -> int:
-    return min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
+def guest_limits(resources: Resources, rights: Granted) -> GuestLimits:
+    inodes = min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
+    return GuestLimits(
+        # What the workload writes is memory too.
+        memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
+        disk_bytes=resources.disk_bytes,
+        disk_inodes=inodes,
+        processes=resources.processes,
+        debugger_calls=bool(rights.calls),
+    )
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
@@ -257,22 +258,21 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     return config
 
 
+# In the jail: a directory of the runtime's own, and that of config.json.
+_STATE: Final = "/run/r"
+BUNDLE: Final = "/bundle"
+# A jail has one container: its name need not be unique, and no workload sees it.
+_NAME: Final = "c"
+
+
 def runtime_argv(
-    shape: OciShape,
-    program: str,
-    *,
-    state: str,
-    bundle: str,
-    name: str,
-    has_port: bool = False,
-    trace: str = "",
+    shape: OciShape, program: str, *, has_port: bool = False, trace: str = ""
 ) -> tuple[str, ...]:
-    """No workload sees `name`."""
     traced = (f"--pod-init-config={trace}",) if trace else ()
     network = f"--network={'sandbox' if has_port else 'none'}"
     raw = ("--net-raw",) if shape.raw_sockets else ()
     own = (*traced, *_RUNSC_FLAGS, network, *raw) if shape.runtime.kind == "runsc" else ()
-    return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
+    return (program, "--root", _STATE, *own, "run", "--detach", "--bundle", BUNDLE, _NAME)
 
 
 _RUNSC_FLAGS: Final = (

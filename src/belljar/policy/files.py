@@ -6,7 +6,6 @@ import errno
 import os
 import posixpath
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -14,15 +13,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import PolicyError
 from belljar.units import printable
 
 MAX_DEPTH: Final = 32  # of directories; each level holds a descriptor
 _CHUNK_BYTES: Final = 1 << 20  # a file may grow while it is read: it is read in pieces
-_OPENAT2: Final = 437  # the same on every architecture (Linux 5.6)
-_RESOLVE_NO_MAGICLINKS: Final = 0x02  # from linux/openat2.h: Python has no names for them
-_RESOLVE_BENEATH: Final = 0x08  # neither absolute links nor `..` lead out: EXDEV (openat2(2))
-_TRIES: Final = 16  # for EAGAIN: something is renamed meanwhile (openat2(2))
 # Opening a FIFO would wait for ever, and opening a terminal could make it ours.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # A link in place of a directory is refused, not followed.
@@ -36,15 +32,10 @@ class OutsideError(ValueError):
 @contextmanager
 def open_beneath(directory: Path, name: str) -> Iterator[int]:
     """Raises `OSError`, `OutsideError`; `ValueError`: a null byte."""
-    at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
         fd = _opened(at, name)
-    finally:
-        os.close(at)
-    try:
+    with open_fd(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -67,23 +58,14 @@ def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
 
 
 def _opened(at: int, name: str) -> int:
-    import ctypes  # late: few policies name files
+    from belljar import libc  # late: few policies name files
 
-    # C would take the name to end there, and open another file than the one that was checked.
-    if "\0" in name:
-        raise ValueError("embedded null byte")
-    libc, path = ctypes.CDLL(None, use_errno=True), os.fsencode(name)
-    how = struct.pack("=QQQ", _READ, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    number = errno.EAGAIN
-    for _ in range(_TRIES):
-        fd = int(libc.syscall(_OPENAT2, at, path, how, len(how)))
-        if fd >= 0:
-            return fd
-        if (number := ctypes.get_errno()) != errno.EAGAIN:
-            break
-    if number == errno.EXDEV:
-        raise OutsideError("a link leads out of its directory")
-    raise OSError(number, os.strerror(number), name)
+    try:
+        return libc.openat2(at, name, _READ, libc.BENEATH | libc.NO_MAGICLINKS)
+    except OSError as exc:
+        if exc.errno == errno.EXDEV:
+            raise OutsideError("a link leads out of its directory") from exc
+        raise
 
 
 def check_below(path: Path, directory: Path) -> None:
@@ -174,11 +156,8 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
                 raise ValueError(f"the link {printable(at)} leads out of its directory")
             yield Entry(path=at, kind="link", link=link)
         elif stat.S_ISDIR(below.st_mode):
-            inner = os.open(name, _DIRECTORY, dir_fd=fd)
-            try:
+            with open_fd(os.open(name, _DIRECTORY, dir_fd=fd)) as inner:
                 yield from _entries(inner, at, below, max_entries)
-            finally:
-                os.close(inner)
         else:
             yield from _entries(fd, at, below, max_entries)
 

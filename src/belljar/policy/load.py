@@ -137,14 +137,19 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     try:
         policy = Policy.model_validate(value)
     except ValidationError as error:
-        wrong = dict[str, Problem]()
-        for each in error.errors(include_url=False):
-            is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
-            problem = _problem(tree, kinds.path_of(each), kinds.message_of(each), key=is_key)
-            wrong.setdefault(problem.field, problem)
-        return Examined(None, tuple(sorted(wrong.values(), key=attrgetter("mark"))))
+        return Examined(None, problems_of(error, tree))
     found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
     return Examined(policy, tuple(sorted(found, key=attrgetter("mark"))))
+
+
+def problems_of(error: ValidationError, tree: YamlTree) -> tuple[Problem, ...]:
+    """Return one problem a field, in the text's order."""
+    wrong = dict[str, Problem]()
+    for each in error.errors(include_url=False):
+        is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
+        problem = _problem(tree, kinds.path_of(each), kinds.message_of(each), key=is_key)
+        wrong.setdefault(problem.field, problem)
+    return tuple(sorted(wrong.values(), key=attrgetter("mark")))
 
 
 def _problem(tree: YamlTree, path: yaml_tree.Path, message: str, *, key: bool = False) -> Problem:

@@ -1,9 +1,6 @@
-"""The cell's report and the host's observation → findings and a verdict.
+"""The cell's report and the host's observation → findings and a verdict. Pure.
 
-Pure; the only place where a probe is judged.
-
-The cell's word alone can make a breach. It can never make *contained* where the host is able to
-look.
+The cell's word alone can make a breach, but never *contained* where the host is able to look.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """The host's observations; `touched` is None where it could not look."""
+    """`touched` is None where the host could not look."""
 
     touched: bool | None
     what: str
@@ -32,21 +29,23 @@ NO_DEVICE = Sight(touched=False, what="the cell has no network device")
 def judge(
     probes: Sequence[Probe], answers: Answers, sights: Mapping[Witness, Sight], *, tier: str
 ) -> tuple[Finding, ...]:
-    """Judge each probe; adds a finding per touched witness that none names."""
+    """Touched witnesses that no probe names are findings, too."""
     findings = [
         judge_probe(probe, answers.by_name.get(probe.name), sights, tier=tier) for probe in probes
     ]
     named = {probe.witness for probe in probes}
     findings += [
-        _finding(f"host.{witness}", Verdict.BREACHED, None, sights[witness].what, Side.HOST)
-        for witness in sights
-        if witness not in named and sights[witness].touched is True
+        Finding(
+            name=f"host.{witness}", verdict=Verdict.BREACHED, seen=sight.what, seen_by=Side.HOST
+        )
+        for witness, sight in sights.items()
+        if witness not in named and sight.touched is True
     ]
     return tuple(findings)
 
 
 def overall(findings: Sequence[Finding], problem: str) -> Verdict:
-    """A run's worst verdict, and no better than void with a problem."""
+    """Return void at best with a problem."""
     verdict = worst(finding.verdict for finding in findings)
     return worst((verdict, Verdict.VOID)) if problem else verdict
 
@@ -54,49 +53,29 @@ def overall(findings: Sequence[Finding], problem: str) -> Verdict:
 def judge_probe(
     probe: Probe, answer: AttemptReport | None, sights: Mapping[Witness, Sight], *, tier: str
 ) -> Finding:
-    """Judge by the host's sight, then the cell's report."""
-    found = partial(_finding, probe.name)
+    """The host's sight counts first, then the cell's report."""
+    by_host = partial(Finding, name=probe.name, seen_by=Side.HOST)
+    if answer is not None:
+        by_host = partial(by_host, outcome=answer.outcome, detail=answer.detail)
+    by_guest = partial(by_host, seen_by=Side.GUEST)
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:
-        return found(Verdict.BREACHED, answer, sight.what, Side.HOST)
+        return by_host(verdict=Verdict.BREACHED, seen=sight.what)
     if answer is None:
-        return found(Verdict.VOID, None, "no answer came", Side.HOST)
+        return by_host(verdict=Verdict.VOID, seen="no answer came")
     if answer.outcome is AttemptOutcome.REACHED:
-        known = probe.expected.get(tier, "")
+        known, seen = probe.expected.get(tier, ""), "the cell says reached"
         # What the policy wills excuses the cell's word, and nothing that the host saw.
         if known and (sight is None or sight.touched is False):
-            return found(
-                Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
-            )
+            return by_guest(verdict=Verdict.CONTAINED, seen=seen, known=known)
         saw = f"; {sight.what}" if sight is not None else ""
-        return found(Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
+        return by_guest(verdict=Verdict.BREACHED, seen=f"{seen}{saw}")
     if answer.outcome is AttemptOutcome.ERROR:
-        return found(Verdict.VOID, answer, "it could not be tried", Side.GUEST)
+        return by_guest(verdict=Verdict.VOID, seen="it could not be tried")
     if sight is None:
-        return found(Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST)
+        return by_guest(verdict=Verdict.CONTAINED, seen=f"the cell says {answer.outcome}")
     verdict = Verdict.VOID if sight.touched is None else Verdict.CONTAINED
-    return found(verdict, answer, sight.what, Side.HOST)
-
-
-def _finding(
-    name: str,
-    verdict: Verdict,
-    answer: AttemptReport | None,
-    seen: str,
-    by: Side,
-    *,
-    known: str = "",
-) -> Finding:
-    outcome, detail = (answer.outcome, answer.detail) if answer else (None, "")
-    return Finding(
-        name=name,
-        verdict=verdict,
-        outcome=outcome,
-        detail=detail,
-        seen=seen,
-        seen_by=by,
-        known=known,
-    )
+    return by_host(verdict=verdict, seen=sight.what)
 
 
 MAX_OUTPUT_BYTES: Final = 256 << 10  # a guest may print without end
@@ -112,22 +91,20 @@ _BADNESS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReport:
-    """One attempt's report; `detail` is escaped and bounded."""
-
     outcome: AttemptOutcome
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The program's report. `problem`: why it is incomplete, else ""."""
+    """`problem` says why it is incomplete."""
 
     by_name: Mapping[str, AttemptReport]
     problem: str = ""
 
 
 def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answers:
-    """Read the program's stdout. Never raises: faults become the `problem`."""
+    """Nothing is raised: faults become the `problem`."""
     lines = output[:MAX_OUTPUT_BYTES].split(b"\n")
     by_name: dict[str, AttemptReport] = {}
     # Without its end the report is void, but a breach in it counts all the same.
@@ -163,12 +140,10 @@ _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """The other end of a cell's port, in a range's network; by default of a cell without one.
+    """The other end of a cell's port; by default of a cell without one.
 
-    `interface`: the port's name in the cell. `mac`: its hardware address there. `namespace`: the
-    number of its inner end's network namespace; None before it is attached. `known`: probe → why
-    the policy itself has something answer it. `look`: compares rules and ports with plan and range;
-    blocking.
+    `interface` and `mac` are the port's in the cell. `namespace`: of its inner end, once attached.
+    `known`: probe → why the policy answers it. `look` compares with plan and range; it blocks.
     """
 
     interface: str = ""
@@ -179,7 +154,6 @@ class Router:
 
 
 def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tuple[Probe, ...]:
-    """The probes for a cell with this router; without one, unchanged."""
     if router is None:
         return tuple(probes)
     known = {name: {tier: why} for name, why in router.known.items()}
@@ -194,7 +168,6 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
 
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
-    """The probes that the policy itself has answered, and why."""
     known: dict[str, str] = {}
     if sinks:
         sink = "the range's sink takes what no other host has"

@@ -1,11 +1,8 @@
-"""The words of the containment tests: what is tried, what came of it, and what that means.
+"""The words of the containment tests.
 
-Data, no behaviour.
-
-A probe is *tried* inside the cell by a small program and *judged* outside it. The program reads
-`key=value` lines from standard input (`catalogue.toml` lists them), and writes one line an attempt:
-name, outcome, detail, separated by tabs; its last line is `end`, the number of attempts, and the
-nonce it was given.
+A probe is *tried* in the cell by a program and *judged* outside. The program reads `key=value`
+lines (`catalogue.toml` lists them), and writes one line an attempt: name, outcome, detail,
+separated by tabs; its last line is `end`, the number of attempts, and the nonce.
 """
 
 from __future__ import annotations
@@ -18,46 +15,37 @@ from belljar.dataclass import dataclass, field, json_of
 
 
 class AttemptOutcome(StrEnum):
-    """What the attempt says came of it."""
-
     DENIED = "denied"
-    """Refused; the detail is the errno's name."""
     ABSENT = "absent"
-    """There is nothing there to reach."""
     REACHED = "reached"
-    """It went through; the detail says to what."""
     ERROR = "error"
-    """It could not be tried."""
 
 
 class Verdict(StrEnum):
-    """What the evidence says, worst last."""
+    """The evidence says so; the worst is last. `VOID`: evidence is missing."""
 
     CONTAINED = "contained"
     VOID = "void"
-    """Evidence is missing."""
     BREACHED = "breached"
 
     @property
     def badness(self) -> int:
-        """Its place in the order."""
+        """Return its place in that order."""
         return list(Verdict).index(self)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst verdict; void without any: no evidence is not good evidence."""
+    """No evidence is void."""
     return max(verdicts, key=lambda verdict: verdict.badness, default=Verdict.VOID)
 
 
 class Side(StrEnum):
-    """Whose word decides."""
-
     HOST = "host"
     GUEST = "guest"
 
 
 class Witness(StrEnum):
-    """Where the host looks for a successful attempt, named as its parameter."""
+    """The host looks there; each is named as its parameter."""
 
     CANARY = "canary"
     SOCKET = "socket"
@@ -67,14 +55,12 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's processes: without the host's namespaces, root or route."""
     ROUTER = "router"
-    """The range's router, with the plan's rules and the range's ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One containment test; `catalogue.toml` describes its fields."""
+    """`catalogue.toml` describes its fields."""
 
     name: str
     tries: str
@@ -87,33 +73,31 @@ class Probe:
 
     @property
     def group(self) -> str:
-        """The first part of its name."""
         return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One probe, judged: `outcome` and `detail` (escaped, bounded) by the program's word.
+    """`outcome` and `detail` (escaped, bounded) are the program's word; `seen` decided.
 
-    `seen`: what decided. `known`: why a `reached` is expected in this tier; "" otherwise.
+    `known` says why a `reached` is expected in this tier.
     """
 
     name: str
     verdict: Verdict
-    outcome: AttemptOutcome | None
-    detail: str
+    outcome: AttemptOutcome | None = None
+    detail: str = ""
     seen: str
     seen_by: Side
     known: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {name: word for name, word in json_of(self).items() if word or name != "known"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """One program run in one cell, judged; `problem`: why it is void, or ""."""
+    """`problem` says why it is void."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -123,11 +107,9 @@ class ProbeReport:
     problem: str = ""
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
-        """The findings with that verdict."""
         return tuple(finding for finding in self.findings if finding.verdict is verdict)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         findings = [finding.to_json() for finding in self.findings]
         duration_ms = round(self.duration_ms, 3)
         return {**json_of(self), "duration_ms": duration_ms, "findings": findings}

@@ -1,6 +1,4 @@
-"""Probing a running cell: lay out what the host watches, have the program try, look,
-judge, record.
-"""
+"""Probes a running cell: lays out, has the program try, looks, judges, records."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -19,6 +16,7 @@ import anyio
 from belljar.capture import body_of
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder, Trust
+from belljar.host.cgroups import text_of
 from belljar.plan.model import OciPlan, Plan
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.judge import (
@@ -33,7 +31,7 @@ from belljar.probe.judge import (
 )
 from belljar.probe.model import Probe, ProbeReport, Verdict, Witness
 from belljar.probe.witness import watch
-from belljar.process import namespaces_of
+from belljar.process import boot_id, namespaces_of
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -53,11 +51,6 @@ _PROGRAM: Final = "sh"
 
 
 class Probed(Protocol):
-    """What is needed of a cell; `belljar.cell.Cell` is one.
-
-    `host_pid`: its outermost process, as the host counts.
-    """
-
     id: str
     plan: Plan
     has_port: bool
@@ -77,18 +70,12 @@ class Probed(Protocol):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the program in the cell; `alone`: with nothing of the workload alive, or not at all.
-
-        Raises `CellError` when the cell is dead.
-        """
+        """`alone`: nothing of the workload lives. Raises `CellError`."""
         ...
 
 
 def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, ...]:
-    """The probes that `which` means: `quick`, `all`, or names of probes and groups.
-
-    Raises `ValueError` for an unknown name.
-    """
+    """Raise `ValueError` for an unknown name."""
     if which == ALL:
         return tuple(probes)
     if which == QUICK:
@@ -111,14 +98,11 @@ async def probe_cell(
     actor: Actor = Actor.HARNESS,
     probes: Sequence[Probe] | None = None,
 ) -> ProbeReport:
-    """Probe a running cell and judge the results; recorded before and after, bounded in time.
+    """Probe a running cell and judge the results; recorded before and after.
 
-    `which`: `quick`, `all`, or names of probes and groups. `router`: its port's other end. The
-    phase `end` first ends all that runs in the cell. `user`: default the policy's.
-
-    Neither a breach nor a dead cell (void) is raised: the caller decides. Raises `ValueError` for
-    an unknown name or a router that the cell lacks or needs, and the recorder's errors: nothing
-    is tried unrecorded.
+    The phase `end` first ends all that runs in the cell.
+    Neither a breach nor a dead cell (void) is raised.
+    Raises `ValueError` for an unknown name, or a router that the cell lacks or needs.
     """
     # Without it a machine's device would be judged by the guest's word alone.
     if cell.has_port != (router is not None):
@@ -159,7 +143,6 @@ async def probe_cell(
 
 
 def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | None:
-    """The error that stops a run whose probes found a way out."""
     if report is None or not (breaches := report.of(Verdict.BREACHED)):
         return None
     shown = "; ".join(f"{each.name} ({each.seen})" for each in breaches[:3])
@@ -183,7 +166,7 @@ async def _attempt(
     *,
     alone: bool,
 ) -> tuple[bytes, Answers]:
-    """Run the program; note the host's sights in `seen`, even if cancelled."""
+    """Note the host's sights in `seen`, even if cancelled."""
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:
@@ -207,7 +190,7 @@ async def _attempt(
     if output is None:
         return b"", Answers(by_name={}, problem=problem)
     asked = [probe.name for probe in wanted]
-    answers = parse_answers(output.stdout, asked=asked, nonce=watched.nonce)
+    answers = parse_answers(output.stdout, asked=asked, nonce=watched.parameters["nonce"])
     problem = printable(output.why_not_started, max_chars=300)
     if not problem and output.timed_out:
         problem = "it did not end in time"
@@ -246,10 +229,7 @@ def _completed(
 
 
 def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) -> Mapping[str, str]:
-    """The bounds that are tried, as the plan has them.
-
-    `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to.
-    """
+    """`fresh`: nothing of a sample has run in the cell yet."""
     limits, port = plan.limits, dict[str, str]()
     if router is not None:
         port = {"interface": router.interface, "interface_mac": router.mac}
@@ -273,17 +253,12 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
 
 def host_parameters(*, whole: bool) -> Mapping[str, str]:
-    """The boot time; `whole`: also what names this host, for probes that look whether it is shown.
-
-    The quick set, in cells where hostile code has run, gets nothing of the host's names.
-    """
-    stat = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    """The quick set gets nothing of the host's names."""
+    stat = (line.split() for line in text_of(Path("/proc/stat")).splitlines())
     parameters = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
     if whole:
         own = " ".join(f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items())
+        machine_id = text_of(Path("/etc/machine-id")).strip()
         parameters |= {"namespaces": own, "hostname": socket.gethostname()}
-        files = {"boot_id": "/proc/sys/kernel/random/boot_id", "machine_id": "/etc/machine-id"}
-        for name, file in files.items():
-            with suppress(OSError):
-                parameters[name] = Path(file).read_text(errors="replace").strip()
+        parameters |= {"boot_id": boot_id(), "machine_id": machine_id}
     return {name: value for name, value in parameters.items() if value}

@@ -1,14 +1,11 @@
-"""What the host lays out before a cell is probed, and looks at afterwards: things that only an
-escape could touch.
+"""Lays out, for one run under secret names, things that only an escape could touch.
 
-Each is made for one run, under secret names, and gone when the block is left. What a
-killed owner leaves in /tmp, the next watch (or `belljar reap`) removes.
+What a killed owner leaves in /tmp, the next watch (or `belljar reap`) removes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
@@ -22,6 +19,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
+from belljar import libc
+from belljar.descriptors import open_fd
 from belljar.probe.judge import Router, Sight
 from belljar.probe.model import Witness
 from belljar.process import ProcessId, close_all, identify, is_alive, namespaces_of
@@ -43,14 +42,11 @@ PLACE: Final = Path("/tmp")  # noqa: S108
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """The prepared witnesses: the program's `parameters`, and how to look at each."""
-
     parameters: Mapping[str, str]
-    nonce: str
     looks: Mapping[Witness, Callable[[], Sight]]
 
     def look(self) -> dict[Witness, Sight]:
-        """What the host sees now. Failures are reported, not raised."""
+        """Failures are reported, not raised."""
         sights = {}
         for witness, look in self.looks.items():
             try:
@@ -67,12 +63,11 @@ def watch(
 ) -> Iterator[LaidOut]:
     """Lay out what the wanted witnesses need.
 
-    `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
-
-    What this host can't lay out is not fatal: its look says so, and probes that need it are void.
+    `host_pid` is the cell's outermost process. What this host can't lay out is not fatal: its look
+    says so, and probes that need it are void.
     """
-    nonce, token = secrets.token_hex(16), secrets.token_hex(8)
-    parameters = {"nonce": nonce, "token": token}
+    token = secrets.token_hex(8)
+    parameters = {"nonce": secrets.token_hex(16), "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
         layout = _Layout(stack, token.encode(), router or Router(), host_pid)
@@ -84,23 +79,18 @@ def watch(
                 parameter, looks[witness] = "", partial(replace, blind)
             if parameter:
                 parameters[witness.value] = parameter
-        yield LaidOut(parameters=parameters, nonce=nonce, looks=looks)
+        yield LaidOut(parameters=parameters, looks=looks)
 
 
 @dataclass
 class _Layout:
-    """Makes what is watched, each entered into `stack`."""
-
     stack: ExitStack
     token: bytes
     router: Router
     host_pid: int | None
 
     def lay(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
-        """Make what one witness needs; return its parameter, or "", and how to look.
-
-        Raises `OSError`.
-        """
+        """Return the witness's parameter, and how to look."""
         match witness:
             case Witness.CANARY:
                 path, content = self.directory / "notes.txt", secrets.token_hex(16).encode()
@@ -136,7 +126,6 @@ class _Layout:
 
     @cached_property
     def directory(self) -> Path:
-        """A directory of this watch that everyone may enter."""
         return self.stack.enter_context(_own_directory())
 
 
@@ -167,7 +156,6 @@ def _visits(received: list[bytes], token: bytes) -> Sight:
 
 
 def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
-    """What clients sent, each once; bounded."""
     received: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while len(received) < _MAX_VISITORS:
@@ -185,8 +173,7 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
-    """The host kernel's view of the cell's processes: their namespaces by number, whether they may
-    be the host's root, and where their network leads."""
+    """Look at the cell's processes: their namespaces, ids and routes."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -209,8 +196,7 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
 
 
 def _way_to_host(pid: int, port: str) -> str:
-    """Return how a process reaches the host despite its own namespaces; "" if it doesn't, or has
-    ended."""
+    """Return "" if it has none, or has ended."""
     with contextlib.suppress(OSError):
         # Of each range of ids: the inner, the outer, how many
         maps = Path(f"/proc/{pid}/uid_map").read_text().splitlines()
@@ -227,7 +213,7 @@ def _way_to_host(pid: int, port: str) -> str:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """The process and its living descendants; bounded."""
+    """Yield the process and its living descendants; bounded."""
     waiting, count = [pid], 0
     while waiting and count < _MAX_PROCESSES:
         each, count = waiting.pop(0), count + 1
@@ -250,12 +236,7 @@ def _sentinel(sentinel: ProcessId) -> Sight:
 
 @contextmanager
 def _sleeping_child() -> Iterator[ProcessId]:
-    """A process that waits for its standard input to end, which it does when this one ends, however
-    it ends.
-    """
-    program = shutil.which("cat", path="/usr/bin:/bin")
-    if program is None:
-        raise FileNotFoundError(2, "no cat on this host")
+    """It ends with this process, however that ends."""
     with ExitStack() as ends:
         read_end, write_end = os.pipe()
         ends.callback(close_all, (read_end, write_end))
@@ -266,7 +247,7 @@ def _sleeping_child() -> Iterator[ProcessId]:
         # SIGUSR1 is blocked, so that one that is sent stays pending and can be seen. A group of its
         # own: Ctrl-C at the terminal is not for it.
         pid = os.posix_spawn(
-            program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
+            "/bin/cat", ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
         )
         ends.callback(os.waitpid, pid, 0)
         # It isn't waited for yet, so the number can't be another's.
@@ -278,9 +259,6 @@ def _sleeping_child() -> Iterator[ProcessId]:
 
 @contextmanager
 def _own_directory() -> Iterator[Path]:
-    """A directory that everyone may enter, locked and named after this process so that it can be
-    found if it is left.
-    """
     sweep_watches()
     # A sweep in another PID namespace takes every name's process for dead, and only the lock keeps
     # it away: so the name that a sweep finds comes after the lock.
@@ -296,7 +274,7 @@ def _own_directory() -> Iterator[Path]:
 
 
 def sweep_watches() -> list[str]:
-    """Remove this user's watches of dead processes; return the removed."""
+    """Remove this user's watches of dead processes."""
     return [str(each) for each in sweep(PLACE, prefix=_PREFIX)]
 
 
@@ -308,24 +286,13 @@ _TOUCHES: Final = 0xFFF & ~0x018
 
 @contextmanager
 def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
-    """Watch one file; the yielded function says whether anything happened since its last call.
+    """Yield a function: did anything happen since its last call?"""
+    with open_fd(libc.inotify_queue()) as fd:
+        libc.inotify_add(fd, str(path), _TOUCHES)
 
-    Raises `OSError` when the host allows no more watches.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if fd < 0 or libc.inotify_add_watch(fd, os.fsencode(path), _TOUCHES) < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        yield partial(_happened, fd)
-    finally:
-        if fd >= 0:
-            os.close(fd)
+        def has_happened() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                return bool(os.read(fd, 64 << 10))
+            return False
 
-
-def _happened(fd: int) -> bool:
-    try:
-        return bool(os.read(fd, 64 << 10))
-    except BlockingIOError:
-        return False
+        yield has_happened

@@ -229,10 +229,7 @@ def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
         return {"title": "whose plan can't be read", "layers": [], "lists": {}}
 
 
-_HOST: Final = (
-    *("arch", "kernel_release", "distro_id", "distro_version", "cpu_model", "cpus"),
-    "memory_total_mib",
-)
+_HOST: Final = ("arch", "kernel_release", "cpu_model", "cpus", "memory_total_mib")
 
 
 def _host_facts(source: RunSource) -> list[tuple[str, object]]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from belljar.descriptors import open_fd
 from belljar.errors import HostError, host_errors
 
 HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
@@ -54,8 +55,5 @@ def store_errors(path: Path) -> AbstractContextManager[None]:
 
 def sync_file(path: Path) -> None:
     """Flush a file or a directory's entries."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        os.fsync(fd)

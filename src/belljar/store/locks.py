@@ -12,6 +12,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from belljar.descriptors import open_fd
 from belljar.errors import HostError
 from belljar.store.home import make_store_dir
 
@@ -19,6 +20,7 @@ from belljar.store.home import make_store_dir
 _CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
 _POLL_S: Final = 0.05
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -26,12 +28,10 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
     """Hold `home/locks/<name>`. Raises `BlockingIOError` without `wait`."""
     make_store_dir(home)
     make_store_dir(home / "locks")
-    descriptor = os.open(home / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with open_fd(os.open(home / "locks" / name, flags, 0o600)) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @asynccontextmanager
@@ -51,9 +51,11 @@ async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Raise `FileNotFoundError`; `HostError` after half a second."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    """Use a part, which no removal or sweep touches meanwhile. Blocks for half a second at most.
+
+    Raise `FileNotFoundError`, and `HostError` if another program keeps it locked.
+    """
+    with open_fd(os.open(directory, _DIRECTORY)) as fd:
         give_up = time.monotonic() + _CLAIM_TIMEOUT_S
         while True:
             try:
@@ -69,8 +71,6 @@ def claimed(directory: Path) -> Iterator[None]:
         with suppress(OSError):  # another user's, or read-only: the time is a hint
             os.utime(fd)
         yield
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -95,8 +95,7 @@ def in_use(directory: Path) -> bool:
 @contextmanager
 def alone(directory: Path) -> Iterator[bool]:
     """Yield true if it stays unclaimed in the block."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with open_fd(os.open(directory, _DIRECTORY)) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -104,8 +103,6 @@ def alone(directory: Path) -> Iterator[bool]:
             return
         _check_same(fd, directory)
         yield True
-    finally:
-        os.close(fd)
 
 
 def _check_same(fd: int, directory: Path) -> None:

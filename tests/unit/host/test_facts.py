@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host.facts import gather_facts, parse_routes
+from belljar.host.facts import core_fact, parse_routes
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,9 @@ from belljar.host.facts import gather_facts, parse_routes
 )
 def test_where_core_dumps_go_is_read(pattern: str | None, state: str, tmp_path: Path) -> None:
     """By the first character, as the kernel does."""
-    proc = tmp_path / "proc"
     if pattern is not None:
-        (proc / "sys/kernel").mkdir(parents=True)
-        (proc / "sys/kernel/core_pattern").write_text(pattern)
-    cores = gather_facts(tmp_path / "store", proc=proc).cores
+        (tmp_path / "core_pattern").write_text(pattern)
+    cores = core_fact(tmp_path / "core_pattern")
     assert cores.state == state
     said = "can't be read" if pattern is None else pattern.strip()
     assert said in cores.pattern

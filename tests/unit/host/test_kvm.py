@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from belljar.host.model import Trial, TrialState
-from belljar.host.runtimes import kvm_fact
+from belljar.host.tools import kvm_fact
 
 KEY = "kernel 6.1"
 

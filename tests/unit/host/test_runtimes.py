@@ -10,10 +10,9 @@ from unittest.mock import Mock, patch
 import pytest
 
 from belljar.errors import HostError
-from belljar.host import runtimes
+from belljar.host import tools
 from belljar.host.model import RuntimeFact, Trial, TrialState
-from belljar.host.runtimes import ProveRuntime, parse_version, runtime_facts
-from belljar.host.tools import own_programs
+from belljar.host.tools import ProveRuntime, own_programs, parse_version, runtime_facts
 
 REFUTED = TrialState.REFUTED
 
@@ -82,7 +81,7 @@ def test_a_failure_is_believed_for_a_short_while_only(
     prove = Mock(side_effect=[*[Trial.of("silent", "use another")] * 2, Trial.of("")])
     first = facts(tmp_path, file, prove=prove)
     assert (first.state, first.reason, first.hint) == (REFUTED, "silent", "use another")
-    now_s += runtimes.REFUTED_FOR_S - 1
+    now_s += tools.REFUTED_FOR_S - 1
     assert (facts(tmp_path, file, prove=prove).state, prove.call_count) == (REFUTED, 1)
     now_s += 1
     assert (facts(tmp_path, file).state, prove.call_count) == (REFUTED, 1)
@@ -99,7 +98,7 @@ def test_another_build_of_ours_is_another_proof(
 ) -> None:
     """The launcher and the guest agent are half of what is tried."""
     file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
-    monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
+    monkeypatch.setattr(tools, "own_programs", lambda *names: f"{names} {build}")
     assert facts(tmp_path, file, prove=lambda _: Trial.of("")).state is TrialState.PROVEN
     build = "two"
     assert facts(tmp_path, file).state is TrialState.UNPROVEN

@@ -8,8 +8,6 @@ import pytest
 
 from belljar.host.tools import Tool, tool_facts
 
-VMM = Tool(name="vmm", package="vmm-package", use="the microVM", needed=True, needed_min="8.2")
-
 
 @pytest.mark.parametrize(
     ("script", "version", "ok"),
@@ -30,5 +28,6 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (fact,) = tool_facts((VMM,), tmp_path / "tools.json", search_path="/nonexistent")
+    vmm = Tool("vmm", "vmm-package", "the microVM", needed=True, needed_min="8.2")
+    (fact,) = tool_facts((vmm,), tmp_path / "tools.json")
     assert (fact.version, fact.ok) == (version, ok)

@@ -102,14 +102,7 @@ async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path:
     """Two installations share a store and a runtime."""
     program = tmp_path / "runtime"
     program.write_text("the same")
-    common = RootRecipe(
-        directory="vmm",
-        program=program,
-        inside=str(program),
-        what="it",
-        files=list,
-        version=lambda: "1",
-    )
+    common = RootRecipe(directory="vmm", program=program, files=list)
     recipes = []
     for name in ("first", "second"):
         agent = tmp_path / name

@@ -86,7 +86,7 @@ def is_this(pid: int) -> bool:
 async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
     """Another process that finds the socket neither forges points nor takes the place."""
     pids = iter((False, True))
-    trace = Trace(tmp_path, "/x", lambda _: next(pids))
+    trace = Trace(tmp_path, lambda _: next(pids))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(str(tmp_path / "trace.sock"))
         assert stranger.recv(100) == b""
@@ -99,7 +99,7 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
 @pytest.mark.promise("5.6")
 async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
     """Neither what came before the watch, nor other files', nor the host's own reads."""
-    trace, own, told = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
+    trace, own, told = Trace(tmp_path, is_this), OwnReads(), list[Access]()
     with connect(tmp_path) as sandbox:
         sandbox.send(READ)
         watch = await watch_sandbox(trace, [FILE], own)
@@ -118,7 +118,7 @@ async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
 @pytest.mark.promise("5.6")
 async def test_what_came_before_the_end_is_reported(tmp_path: Path) -> None:
     """A guest that touches a decoy and then ends its sandbox has touched it."""
-    trace, told, ends = Trace(tmp_path, "/x", is_this), list[Access](), list[str]()
+    trace, told, ends = Trace(tmp_path, is_this), list[Access](), list[str]()
     sandbox = connect(tmp_path)
     watch = await watch_sandbox(trace, [FILE], OwnReads())
     sandbox.send(OPENED)
@@ -139,7 +139,7 @@ CUT = [READ[:8] + b"x" * (20 << 10)]  # a guest's directory may have any path
 @pytest.mark.parametrize("sent", [LOST, CUT])
 async def test_lost_points_and_the_end_are_said(tmp_path: Path, sent: list[bytes]) -> None:
     """Each once, also what does not fit; and without a sandbox nothing can be watched."""
-    trace, ends = Trace(tmp_path, "/x", is_this), list[str]()
+    trace, ends = Trace(tmp_path, is_this), list[str]()
     with pytest.raises(HostError):
         await watch_sandbox(trace, [FILE], OwnReads())
     sandbox = connect(tmp_path)
@@ -160,7 +160,7 @@ async def test_lost_points_and_the_end_are_said(tmp_path: Path, sent: list[bytes
 @pytest.mark.promise("5.6")
 async def test_a_host_read_hides_nothing_that_follows_it(tmp_path: Path) -> None:
     """The first access after it is reported, also where nothing else came in between."""
-    trace, own, told = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
+    trace, own, told = Trace(tmp_path, is_this), OwnReads(), list[Access]()
     with connect(tmp_path) as sandbox:
         watch = await watch_sandbox(trace, [FILE], own)
         watch.begin(told.append, print)

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from belljar.errors import CellError
-from belljar.isolation.microvm import wire as wires
+from belljar.isolation.microvm import vmm as wires
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction, together

@@ -343,7 +343,6 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
         (replace(facts, tools=()), ObstacleCode.TOOL),
         (with_nft(version="0.9", needed_min="1.0.6", hint="get it"), ObstacleCode.TOOL),
         (replace(facts, modules_missing=("dns", "h11")), ObstacleCode.MODULES),
-        (replace(facts, network_namespaces=False), ObstacleCode.NETWORK_NAMESPACES),
         (replace(facts, network_namespaces_max=0), ObstacleCode.NETWORK_NAMESPACES),
         (replace(facts, open_files_max=300), ObstacleCode.OPEN_FILES),
         (replace(facts, is_root=False, ids=no_ids), ObstacleCode.NO_IDS),

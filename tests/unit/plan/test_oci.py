@@ -123,9 +123,9 @@ def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
 
 def test_the_command_line_is_the_runtimes_own() -> None:
     """gVisor gets no network and no socket of the host; both end once the container runs."""
-    argv = partial(runtime_argv, program="/r", state="/s", bundle="/b", name="c")
+    argv = partial(runtime_argv, program="/r")
     runc, runsc = (argv(shape_of(Tier.GVISOR, runtime)) for runtime in (RUNC, RUNSC))
-    assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
+    assert runc == ("/r", "--root", "/run/r", "run", "--detach", "--bundle", "/bundle", "c")
     assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= {*runsc}
     assert runsc[-5:] == runc[-5:]
     assert argv(shape_of(Tier.GVISOR, RUNC), has_port=True) == runc

@@ -44,7 +44,7 @@ _LAYOUT: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestParts:
-    """Agent, probe, modules; `digest` covers the initramfs's inputs."""
+    """`digest` covers the initramfs's inputs."""
 
     agent: bytes
     probe: bytes
@@ -52,7 +52,6 @@ class GuestParts:
     digest: str
 
     def initramfs(self) -> bytes:
-        """Raises `HostError` when a part is damaged."""
         try:
             return build_initramfs(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
@@ -61,17 +60,14 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
-    """Network modules only with `nic`. Raises `HostError`: one missing."""
-    try:
+    """Network modules need `nic`. Raises `HostError`: one missing."""
+    hint = f"{_SETUP_HINT}, or {PACKAGE_HINT}"
+    with host_errors("a part of the guest can't be read", where=kernel.vmlinuz, hint=hint):
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
         modules = tuple(
             (name, path.read_bytes()) for name, path in named if nic or name not in NIC_MODULES
         )
-    except OSError as exc:
-        hint = f"{_SETUP_HINT}, or {PACKAGE_HINT}"
-        what = f"a part of the guest can't be read: {exc.strerror}"
-        raise HostError(what, where=str(exc.filename), hint=hint) from exc
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), ("p", probe), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)
@@ -79,12 +75,10 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
 
 
 def empty_disk() -> bytes:
-    """An empty squashfs file system."""
     return zlib.decompress(base64.b64decode(_EMPTY_DISK)).ljust(_DISK_BYTES, b"\0")
 
 
 def write_read_only(path: Path, contents: bytes) -> None:
-    """Write, sync, a file its readers can't change."""
     with path.open("xb") as file:
         file.write(contents)
         file.flush()
@@ -93,7 +87,6 @@ def write_read_only(path: Path, contents: bytes) -> None:
 
 
 def ensure_data_disk(home: Path, weights: Path) -> None:
-    """Make the weights' disk, if it isn't as made. Raises `HostError`."""
     hint = "look if `belljar model ls` has them and the disk has room, then try again"
     with (
         host_errors("the disk of the weights can't be made", where=weights, hint=hint),
@@ -103,8 +96,7 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
         if is_as_made(weights):
             return
         directory, disk = weights / "data", weights / DATA_DISK
-        files = [each for each in directory.rglob("*") if not each.is_dir()]
-        total_bytes = sum(each.stat().st_size for each in files)
+        total_bytes = sum(each.stat().st_size for each in directory.rglob("*"))
         need_space(home, total_bytes, "a disk of the weights for microVMs")
         with owned_dir(weights.parent, prefix=MAKING) as scratch:
             argv = [tool("mksquashfs"), str(directory), str(scratch / DATA_DISK)]
@@ -121,7 +113,6 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
 
 
 def is_as_made(weights: Path) -> bool:
-    """Return True if the disk exists, untouched since it was made."""
     with suppress(OSError, ValueError):
         return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
     return False

@@ -1,13 +1,10 @@
 """Puts a machine on disk: splits its VMM's migration stream into sparse RAM file and bytes.
 
-Makes templates and snapshots, alike for `clone`, whose machines map the memory privately. The
-stream's VMM may be compromised, and another VMM alone reads it: pages of RAM are written at
-ascending places below its size, everything else is kept unchanged, bounded.
+The VMM may be compromised: pages are written at ascending places below the RAM's size.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import os
@@ -17,18 +14,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
 from belljar.channel.client import BusyError
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.program_root import file_stamp
-from belljar.store.home import HINT_SPACE
-
-if TYPE_CHECKING:
-    from belljar.isolation.microvm.vmm import Vmm
 
 # QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
 # with an offset into a block, whose low 12 bits are flags.
@@ -59,7 +53,7 @@ async def allow_shared_memory(vmm: Vmm) -> None:
 
 
 async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
-    """RAM into a new sparse file; the state. Raises `CellError`, `OSError`."""
+    """Write RAM into a new sparse file; return the state."""
     qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
     await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
     await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
@@ -69,7 +63,7 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
         os.ftruncate(fd, ram_bytes)
         with theirs:
             await qmp.execute("getfd", {"fdname": "state"}, fd=theirs.fileno())
-        qmp.forget_events()
+        qmp.events.clear()  # none of before is waited for
         await qmp.execute("migrate", {"uri": "fd:state"})
         try:
             splitter = StreamSplitter(ours, fd, ram_bytes, _STREAM_TIMEOUT_S)
@@ -90,7 +84,7 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
 
 
 class StreamSplitter:
-    """Splits one stream: RAM into the file, device state into bytes. Blocking."""
+    """It writes RAM to the file, and keeps device state. Blocks."""
 
     def __init__(
         self, sock: socket.socket, memory_fd: int, ram_bytes: int, timeout_s: float
@@ -106,7 +100,6 @@ class StreamSplitter:
         """Unwritten pages in the buffer, which end before `_next_offset`."""
 
     def split(self) -> bytes:
-        """Read to the end; the device state. Raises `CellError`, `OSError`."""
         section, kind = self._header(), 0
         self._part(section)
         while kind != _LAST:
@@ -152,7 +145,7 @@ class StreamSplitter:
                 raise _bad(f"a record with flags {flags:#x}")
 
     def _sizes(self, total: int) -> None:
-        """Read the blocks: name, size and, for omissible RAM, address."""
+        """Read each block's name, size and address."""
         while total > 0:
             name = self._keep(self._keep(1)[0])
             size = int.from_bytes(self._keep(8), "big")
@@ -188,7 +181,6 @@ class StreamSplitter:
         self._next_offset = offset + _PAGE_BYTES
 
     def _keep(self, count: int, before: bytes = b"") -> bytes:
-        """The next bytes, which are kept after those `before`."""
         content = bytes(self._take(count))
         self._state += before + content
         if len(self._state) > MAX_STATE_BYTES:
@@ -196,7 +188,7 @@ class StreamSplitter:
         return content
 
     def _take(self, count: int) -> memoryview:
-        """The next bytes, valid until the next take. Fits the buffer."""
+        """The bytes are valid until the next take."""
         while self._end - self._at < count:
             if not self._fill():
                 raise _bad("it ends early")
@@ -204,7 +196,6 @@ class StreamSplitter:
         return self._view[self._at - count : self._at]
 
     def _fill(self) -> bool:
-        """Read more. False: the stream is over."""
         self._write()
         left = self._end - self._at
         self._buffer[:left] = self._buffer[self._at : self._end]
@@ -243,7 +234,7 @@ class MachineLostError(CellError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedMachine:
-    """A saved machine; `key`: its template's. `digest`: of all of it."""
+    """`key` is its template's; `digest` covers all of it."""
 
     directory: Path
     key: str
@@ -254,9 +245,9 @@ class SavedMachine:
 
 
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
-    """Save the machine, which stands still meanwhile and goes on.
+    """Save the machine, which stands still meanwhile.
 
-    Raises `HostError`: no space; `BusyError`: a command runs; `MachineLostError`: it doesn't go on.
+    Raises `OSError`; `BusyError`: a command runs; `MachineLostError`: it doesn't go on.
     """
     memory = directory / "memory"
     try:
@@ -273,12 +264,6 @@ async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
     except CellError as error:
         vmm.kill()
         raise MachineLostError(error.what, where=error.where, hint=error.hint) from error
-    except OSError as error:
-        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-        what = "no space for a snapshot" if is_full else "a snapshot can't be written"
-        raise HostError(
-            f"{what}: {error.strerror}", where=str(directory.parent), hint=HINT_SPACE
-        ) from error
 
 
 def _saved(directory: Path, state: bytes, key: str) -> SavedMachine:
@@ -301,7 +286,6 @@ _BLOCK_BYTES: Final = 64 << 10
 
 
 def digest_memory(path: Path) -> str:
-    """SHA-256 over size and numbered nonzero 64 KiB blocks."""
     hasher, zeros = hashlib.sha256(path.stat().st_size.to_bytes(8, "little")), bytes(_BLOCK_BYTES)
     with path.open("rb") as file:
         for number in itertools.count():

@@ -1,8 +1,6 @@
-"""Templates: a guest booted, configured, idle and stopped; RAM and device state in files.
+"""Templates: guests booted, configured, idle and stopped; and the clones restored from them.
 
-`templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`). Each use
-checks the state's digest and the memory's size, times and inode. One that fails is rebuilt, which
-is recorded.
+`templates/<key>/{memory,state,template.json}`; the key covers all inputs (`plan/qemu.py`).
 """
 
 from __future__ import annotations
@@ -12,45 +10,32 @@ import json
 import os
 import platform
 import shutil
+import socket
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.channel.frames import config_payload
-from belljar.errors import CellError, host_errors
-from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.channel.frames import NEEDED_OF_CLONE, config_payload
+from belljar.errors import CellError, HostError, host_errors
+from belljar.events import Kind, Recorder, note
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.guest_files import (
-    DATA_DISK,
-    GuestParts,
-    ensure_data_disk,
-    read_guest_parts,
-    write_read_only,
-)
-from belljar.isolation.microvm.stream import save_stopped
-from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
+from belljar.isolation.microvm import guest_files
+from belljar.isolation.microvm.stream import SavedMachine, allow_shared_memory, save_stopped
+from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm, start_wire
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_vmm_root, file_stamp
-from belljar.isolation.sandbox import elapsed_ms
+from belljar.isolation.renewal import GivenPort, Renewal, renew
+from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
+from belljar.plan import qemu
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
-from belljar.plan.qemu import (
-    DATA_DISK_PATH,
-    DISK_PATH,
-    INITRD_PATH,
-    KERNEL_PATH,
-    Accel,
-    Role,
-    TemplateInputs,
-    template_key,
-)
 from belljar.process import cpu_ticks
 from belljar.store.home import sync_file
 from belljar.store.journal import new_cell_id
@@ -77,7 +62,7 @@ _IDLE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """Checked; `state` are the very bytes that were checked."""
+    """`state` are the very bytes that were checked."""
 
     key: str
     memory: Path
@@ -86,12 +71,12 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class _MakingJob:
+class TemplateJob:
     plan: MicrovmPlan
     image: Image
     kernel: Kernel
     home: Path
-    guest: GuestParts
+    guest: guest_files.GuestParts
     root: ProgramRoot
     key: str
     weights: Path | None
@@ -102,17 +87,9 @@ class _MakingJob:
 
 
 async def ensure_template(
-    plan: MicrovmPlan,
-    image: Image,
-    kernel: Kernel,
-    *,
-    home: Path,
-    recorder: Recorder,
-    held: ExitStack | None = None,
-    weights: Path | None = None,
+    job: TemplateJob, recorder: Recorder, held: ExitStack | None = None
 ) -> Template:
-    """The plan's template, kept while `held` is open. Raises `HostError`, `CellError`."""
-    job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
+    """Keep it while `held` is open. Raises `HostError`, `CellError`."""
     with ExitStack() as briefly:
         load = partial(_load, job, briefly if held is None else held)
         template, why = await anyio.to_thread.run_sync(load)
@@ -121,8 +98,7 @@ async def ensure_template(
                 # Another process may have been quicker.
                 template, why = await anyio.to_thread.run_sync(load)
                 if why:
-                    data = {"key": job.key, "reason": why}
-                    recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data=data))
+                    note(recorder, Kind.TEMPLATE_REJECTED, key=job.key, reason=why)
                     remove = partial(shutil.rmtree, job.directory, ignore_errors=True)
                     await anyio.to_thread.run_sync(remove)
                 if template is None:
@@ -134,29 +110,20 @@ async def ensure_template(
         return template
 
 
-def find_key(
-    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
-) -> tuple[str, ProgramRoot]:
-    """The plan's current template key, and the VMM to run it."""
-    job = _find_job(plan, image, kernel, home, None)
-    return job.key, job.root
-
-
 def lock_name(key: str) -> str:
-    """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
 
 
-def _find_job(
-    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path, weights: Path | None
-) -> _MakingJob:
+def find_job(
+    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path, weights: Path | None = None
+) -> TemplateJob:
     if plan.vm.data_disk != (weights is not None):
         raise ValueError("weights go with a machine that has a second disk, and only with it")
     if weights is not None:
-        ensure_data_disk(home, weights)
-    guest = read_guest_parts(kernel, nic=plan.vm.nic)
+        guest_files.ensure_data_disk(home, weights)
+    guest = guest_files.read_guest_parts(kernel, nic=plan.vm.nic)
     root = ensure_vmm_root(home, plan.vm.accel)
-    inputs = TemplateInputs(
+    inputs = qemu.TemplateInputs(
         image_digest=image.digest,
         kernel_digest=kernel.digest,
         initramfs_digest=guest.digest,
@@ -168,11 +135,10 @@ def _find_job(
         data_digest="" if weights is None else weights.name,
         preload=PRELOADED,
     )
-    return _MakingJob(plan, image, kernel, home, guest, root, template_key(inputs), weights)
+    return TemplateJob(plan, image, kernel, home, guest, root, qemu.template_key(inputs), weights)
 
 
-def _host_cpu(accel: Accel) -> str:
-    """CPU details, and under KVM the host kernel's."""
+def _host_cpu(accel: qemu.Accel) -> str:
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     if accel == "tcg":
         names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -181,8 +147,8 @@ def _host_cpu(accel: Accel) -> str:
     return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
 
 
-def _load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
-    """The template, claimed in `held`, or why not (empty: missing)."""
+def _load(job: TemplateJob, held: ExitStack) -> tuple[Template | None, str]:
+    """Claim it in `held`, or say why not (empty: missing)."""
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
@@ -202,24 +168,23 @@ def _load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
 
 
 def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int]) -> bytes:
-    """A saved machine's device state. Raises `CellError`: changed, or can't be read."""
+    """Raise `CellError` if it changed, or can't be read."""
     try:
         state, stamp = (directory / "state").read_bytes(), file_stamp(directory / "memory")
     except OSError as error:
-        raise CellError(f"it can't be read: {error.strerror}", where=str(directory)) from error
-    for what, is_same in (
-        ("device state", hashlib.sha256(state).hexdigest() == state_digest),
-        ("memory", stamp == list(memory_stamp)),
-    ):
-        if not is_same:
-            raise CellError(f"the {what} is not the one that was saved", where=str(directory))
+        what = f"a saved machine can't be read: {error.strerror}"
+        raise CellError(what, where=str(directory)) from error
+    is_state = hashlib.sha256(state).hexdigest() == state_digest
+    if not is_state or stamp != list(memory_stamp):
+        what = f"the {'memory' if is_state else 'device state'} is not the one that was saved"
+        raise CellError(what, where=str(directory))
     return state
 
 
-async def _build(job: _MakingJob, recorder: Recorder) -> None:
+async def _build(job: TemplateJob, recorder: Recorder) -> None:
     cell_id = new_cell_id()
     scratch = job.home / "templates" / owned_name(MAKING, cell_id)
-    recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
+    note(recorder, Kind.TEMPLATE_BUILDING, cell_id, key=job.key)
     started = time.monotonic()
     try:
         with host_errors("a template could not be made", where=scratch.parent, hint=STORE_HINT):
@@ -227,7 +192,7 @@ async def _build(job: _MakingJob, recorder: Recorder) -> None:
             await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
             scratch.mkdir(mode=0o711)
             initrd = job.guest.initramfs()
-            await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", initrd)
+            await anyio.to_thread.run_sync(guest_files.write_read_only, scratch / "initrd", initrd)
             with claimed_for_cell(job.kernel.vmlinuz.parent):
                 state = await _boot_and_save(job, cell_id, scratch)
             await anyio.to_thread.run_sync(_finish, job, scratch, state)
@@ -235,29 +200,28 @@ async def _build(job: _MakingJob, recorder: Recorder) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
         raise
-    data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
-    recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
+    duration_ms = round(elapsed_ms(started))
+    note(recorder, Kind.TEMPLATE_BUILT, cell_id, key=job.key, duration_ms=duration_ms)
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
-    """The machine's disks."""
-    system = JailBind(source=image.rootfs, target=DISK_PATH)
+    system = JailBind(source=image.rootfs, target=qemu.DISK_PATH)
     if weights is None:
         return (system,)
-    return (system, JailBind(source=weights / DATA_DISK, target=DATA_DISK_PATH))
+    return (system, JailBind(source=weights / guest_files.DATA_DISK, target=qemu.DATA_DISK_PATH))
 
 
-async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
+async def _boot_and_save(job: TemplateJob, cell_id: str, scratch: Path) -> bytes:
     plan = job.plan
     binds = (
-        JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
-        JailBind(source=scratch / "initrd", target=INITRD_PATH),
+        JailBind(source=job.kernel.vmlinuz, target=qemu.KERNEL_PATH),
+        JailBind(source=scratch / "initrd", target=qemu.INITRD_PATH),
         *disk_binds(job.image, job.weights),
     )
     spec = VmmSpec(
         cell_id=cell_id,
         kind="template",
-        role=Role.TEMPLATE,
+        role=qemu.Role.TEMPLATE,
         shape=plan.vm,
         limits=replace(plan.jail, lifetime_s=_BUILD_LIFETIME_S),
         controllers=plan.jail_controllers,
@@ -279,7 +243,7 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
             with suppress(CellError):
                 await vmm.qmp.execute("quit")
         except CellError as exc:
-            panic = vmm.panic()
+            panic = vmm.serial.panic()
             why = f"the guest's kernel panicked: {panic}" if panic else exc.what
             hint = "check the policy's memory (256 MiB is a sensible least)"
             what = f"a template could not be made: {why}"
@@ -288,7 +252,6 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
 
 
 async def _wait_idle(vmm: Vmm) -> None:
-    """Wait until the VMM uses little CPU, at most 15 s."""
     few, give_up = 0.1 * _IDLE_WINDOW_S * os.sysconf("SC_CLK_TCK"), time.monotonic() + _IDLE_S
     while (pid := vmm.host_pid) is not None and time.monotonic() < give_up:
         before = cpu_ticks(pid)
@@ -298,18 +261,152 @@ async def _wait_idle(vmm: Vmm) -> None:
             return
 
 
-def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
+def _finish(job: TemplateJob, scratch: Path, state: bytes) -> None:
     memory = scratch / "memory"
     (scratch / "initrd").unlink()
     memory.chmod(0o444)
     sync_file(memory)
-    write_read_only(scratch / "state", state)
+    guest_files.write_read_only(scratch / "state", state)
     description = {
         "key": job.key,
         "state_sha256": hashlib.sha256(state).hexdigest(),
         "memory_stamp": file_stamp(memory),
     }
     text = json.dumps(description, sort_keys=True, indent=1)
-    write_read_only(scratch / "template.json", text.encode())
+    guest_files.write_read_only(scratch / "template.json", text.encode())
     shutil.rmtree(job.directory, ignore_errors=True)
     scratch.rename(job.directory)
+
+
+_RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
+_HELLO_DEADLINE_S: Final = 30.0  # the same
+
+
+def open_vm(
+    plan: MicrovmPlan,
+    image: Image,
+    kernel: Kernel,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: Mapping[str, Any],
+    cell_id: str | None = None,
+    port: GivenPort | None = None,
+    part_of: str = "",
+    weights: Path | None = None,
+    saved: SavedMachine | None = None,
+) -> AbstractAsyncContextManager[Vmm]:
+    """Do as `open_container`, by a clone of the plan's template.
+
+    `saved`: it goes on from there instead.
+    """
+    if plan.vm.nic != (port is not None):
+        raise ValueError("a port goes with a machine that has a network device, and only with it")
+    cell_id = cell_id or new_cell_id()
+
+    async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
+        # A snapshot of this cell, or a revert to one, reads the kernel's parts again.
+        held.enter_context(claimed_for_cell(kernel.vmlinuz.parent))
+        if weights is not None:
+            held.enter_context(claimed(weights))
+        job = await anyio.to_thread.run_sync(find_job, plan, image, kernel, home, weights)
+        if saved is not None:
+            template = await anyio.to_thread.run_sync(_load_saved, saved, job)
+        else:
+            template = await ensure_template(job, recorder, held)
+        note(recorder, Kind.CELL_CLONING, cell_id, template=template.key)
+        memory = JailBind(source=template.memory, target=qemu.MEMORY_PATH)
+        spec = VmmSpec(
+            cell_id=cell_id,
+            kind="cell",
+            role=qemu.Role.CLONE,
+            shape=plan.vm,
+            limits=plan.jail,
+            controllers=plan.jail_controllers,
+            memory_by_rlimit=plan.memory_by_rlimit,
+            root=template.root,
+            binds=(*disk_binds(image, weights), memory),
+            part_of=part_of,
+            keeps_monitor=bool(plan.policy.snapshots),
+        )
+        vmm = Vmm(spec, home, recorder)
+        try:
+            await _start(vmm, template, owner, recorder=recorder, home=home, port=port)
+        except BaseException as exc:
+            vmm.raise_if_killed(exc)
+            raise
+        return vmm
+
+    return recorded_lifetime(recorder, cell_id, planned, make)
+
+
+def _load_saved(saved: SavedMachine, job: TemplateJob) -> Template:
+    """Raise `CellError`: changed; `HostError`: another plan's."""
+    if job.key != saved.key:
+        what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"
+        hint = "take another snapshot: this one can't be used any more"
+        raise HostError(what, where=str(saved.directory), hint=hint)
+    state = checked_state(saved.directory, saved.state_digest, saved.memory_stamp)
+    return Template(key=job.key, memory=saved.directory / "memory", state=state, root=job.root)
+
+
+async def _start(
+    vmm: Vmm,
+    template: Template,
+    owner: AsyncExitStack,
+    *,
+    recorder: Recorder,
+    home: Path,
+    port: GivenPort | None,
+) -> None:
+    began = time.monotonic()
+    async with owned(vmm, owner):
+        await vmm.start()
+        try:
+            await allow_shared_memory(vmm)
+            if vmm.spec.shape.nic:
+                # Else the VMM itself would announce the template's address on the link, five times
+                await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
+            await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
+            await _feed(vmm, template.state)
+            await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
+        except CellError as exc:
+            what = f"the clone could not be restored: {vmm.diagnosis() or exc.what}"
+            raise CellError(what, where=f"cell {vmm.cell_id}") from exc
+        if port is not None:
+            # Before the guest's first instruction: the range's rules are in force when its
+            # first frame comes
+            await start_wire(vmm, port, home=home)
+        await vmm.qmp.execute("cont")
+        if not vmm.spec.keeps_monitor:
+            # Nothing needs the monitor from here on: a compromised VMM can't use it
+            vmm.qmp.close()
+        try:
+            await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
+            renewed = await renew(
+                vmm.client, Renewal(), port, cell_id=vmm.cell_id, needed=NEEDED_OF_CLONE
+            )
+        except CellError as exc:
+            what = f"the restored guest could not be renewed: {vmm.cause_of_death() or exc.what}"
+            raise CellError(what, where=f"cell {vmm.cell_id}") from exc
+        recorder.record(renewed)
+        vmm.timings_ms["total"] = elapsed_ms(began)
+        duration_ms, key = round(vmm.timings_ms["total"], 1), template.key
+        note(recorder, Kind.CELL_CLONED, vmm.cell_id, template=key, duration_ms=duration_ms)
+
+
+async def _feed(vmm: Vmm, state: bytes) -> None:
+    sock = vmm.state
+    if sock is None:
+        raise RuntimeError("this VMM takes no state")
+    sock.setblocking(False)  # noqa: FBT003
+    left = memoryview(state)
+    try:
+        with anyio.fail_after(_RESTORE_DEADLINE_S):
+            while left:
+                await anyio.wait_writable(sock)
+                left = left[sock.send(left) :]
+        sock.shutdown(socket.SHUT_WR)
+    except (OSError, TimeoutError) as exc:
+        what = "the VMM did not take the device state"
+        raise CellError(what, where=f"cell {vmm.cell_id}") from exc

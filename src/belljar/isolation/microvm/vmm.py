@@ -1,4 +1,7 @@
-"""A virtual machine: QEMU jailed, monitor, console, guest agent's port."""
+"""A virtual machine: QEMU jailed, monitor, console, and the wire.
+
+The wire (`native/wire/`) holds the VMM's lifeline: its end kills the VMM.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,19 @@ import anyio.to_thread
 
 from belljar.capture import Capture
 from belljar.dataclass import asdict, dataclass, replace
+from belljar.descriptors import open_fd
 from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, measure_counter_khz
-from belljar.isolation.program_root import ProgramRoot
+from belljar.isolation.program_root import ProgramRoot, RootRecipe, ensure_root, package_program
+from belljar.isolation.renewal import MTU, GivenPort
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind
+from belljar.plan.jail import JailBind, JailIds
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import signal_name
+from belljar.store.journal import new_cell_id
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
@@ -36,8 +41,6 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec(SandboxSpec):
-    """One VMM."""
-
     role: Role
     shape: VmShape
     root: ProgramRoot
@@ -46,14 +49,14 @@ class VmmSpec(SandboxSpec):
 
 
 class Vmm(Sandbox):
-    """A VMM in its jail. `companions`: owns the wire."""
+    """`companions` owns the wire."""
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec, self.emulated = spec, spec.shape.accel == "tcg"
-        self.wire: Sandbox | None = None
+        self.wire: Wire | None = None
         self.companions = AsyncExitStack()
-        self._ours, self._theirs, self._console = dict[str, socket.socket](), ExitStack(), Console()
-        self._theirs.callback(os.close, self._console.writer)
+        self._ours, self._theirs, self.serial = dict[str, socket.socket](), ExitStack(), Console()
+        self._theirs.callback(os.close, self.serial.writer)
         with ExitStack() as undo:
             undo.callback(self._release)
             self._fds = self._open_ends()
@@ -64,7 +67,6 @@ class Vmm(Sandbox):
         self.net, self.state_fd = self._ours.get("net"), self._fds.state
 
     def _open_ends(self) -> VmFds:
-        """Both ends of each connection; the VMM's."""
         kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
         if self.spec.role is Role.CLONE:
             kinds["state"] = socket.SOCK_STREAM
@@ -79,10 +81,9 @@ class Vmm(Sandbox):
             with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
                 inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
             self._theirs.callback(os.close, inherited["kvm"])
-        return VmFds(console=self._console.writer, **inherited)
+        return VmFds(console=self.serial.writer, **inherited)
 
     async def start(self) -> None:
-        """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
         await anyio.to_thread.run_sync(self.make)
         spec = self.spec
         jail = replace(self.jail_spec(spec.root), binds=spec.binds)
@@ -106,18 +107,11 @@ class Vmm(Sandbox):
             what = f"the VMM did not start: {self.diagnosis() or exc.what}"
             raise CellError(what, where=exc.where) from exc
 
-    def panic(self) -> str:
-        """The guest kernel's panic, escaped, or empty."""
-        return self._console.panic()
-
-    # ---- as Sandbox
-
     def console(self) -> bytes:
-        """Its last 64 KiB; guest-controlled."""
-        return self._console.read()
+        return self.serial.read()
 
     def cause_of_death(self) -> str:
-        """Names the wire's end, which looks like the owner's."""
+        """The wire's end looks like the owner's."""
         cause, end = super().cause_of_death(), self.end()
         if self.wire is None or end is None or end.cause != "owner":
             return cause
@@ -127,28 +121,23 @@ class Vmm(Sandbox):
         return self.wire.explain(wire_end)
 
     def explain(self, end: JailEnd) -> str:
-        """A panic, else signal or status."""
-        if panic := self.panic():
+        if panic := self.serial.panic():
             return f"the guest's kernel panicked: {panic}"
         if end.signal is not None:
             is_full = self.fatal_oom_kills() > 0
             memory = " (out of memory in its control group)" if is_full else ""
-            return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
+            return f"the VMM was killed by signal {end}{memory}"
         detail = f": {words}" if (words := self.diagnosis()) else ""
-        return f"the guest shut down or the VMM ended with status {end.status}{detail}"
+        return f"the guest shut down or the VMM ended with {end}{detail}"
 
     def fatal_oom_kills(self) -> int:
-        """All: its group holds only the VMM."""
+        """Its group holds only the VMM."""
         return self.oom_kills()
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """The guest agent is the sensor."""
         return await watch_guest(self.client, paths)
 
-    # ----
-
     async def unmake(self) -> Destruction:
-        """Besides, the channel, the port and the wire end."""
         try:
             await self.client.aclose()
             await self.companions.aclose()
@@ -164,14 +153,116 @@ class Vmm(Sandbox):
         self._theirs.close()
         for sock in self._ours.values():
             sock.close()
-        self._console.close()
+        self.serial.close()
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
-    """As `Vmm.start`; leaves nothing if it fails."""
+    """Start it, and leave nothing if that fails."""
     async with owned(Vmm(spec, home), owner) as vmm:
         await vmm.start()
     return vmm
+
+
+# The relay's program in its own root.
+_INNER: Final = "/wire"
+_ADDRESS_SPACE_BYTES: Final = 16 << 20  # it holds a frame at a time
+# Lets the VMM's lifetime end first.
+_MORE_LIFETIME_S: Final = 60.0
+_STEP_DEADLINE_S: Final = 20.0
+# The words of the relay's protocol (native/wire), a byte each.
+_NAMESPACE_MADE: Final = b"n"
+_LINK_IS_THERE: Final = b"g"
+_RELAYS: Final = b"r"
+# Of the namespace of whoever opens it: the relay is told its own.
+_NET_SETTINGS: Final = "/proc/sys/net"
+
+
+class Wire(Sandbox):
+    """It is in the VMM's groups, and destroyed before it."""
+
+    def __init__(self, vmm: Vmm, port: GivenPort, home: Path) -> None:
+        self._port, self._vmm = port, vmm
+        self._control, self._theirs = socket.socketpair()
+        self._control.setblocking(False)  # noqa: FBT003
+        limits = replace(
+            vmm.limits,
+            lifetime_s=vmm.limits.lifetime_s + _MORE_LIFETIME_S,
+            address_space_bytes=_ADDRESS_SPACE_BYTES,
+        )
+        spec = SandboxSpec(cell_id=new_cell_id(), kind="wire", limits=limits, part_of=vmm.cell_id)
+        super().__init__(spec, identity=hold_identity(), home=home)
+
+    async def start(self) -> None:
+        try:
+            root = await anyio.to_thread.run_sync(self._make_root)
+            await anyio.to_thread.run_sync(self.make)
+            self._start_in(root)  # not in a thread: it would be the jail's parent
+        finally:
+            self._theirs.close()
+        await self.wait_running()
+        await self._expect(_NAMESPACE_MADE, "did not make its network namespace")
+        if (pid := self.host_pid) is None:
+            raise RuntimeError("a running wire without a process")
+        await self._port.attach(pid)
+        with suppress(OSError):  # it ended meanwhile: the next line says how
+            self._control.send(_LINK_IS_THERE)
+        await self._expect(_RELAYS, "did not open its link")
+
+    def explain(self, end: JailEnd) -> str:
+        return f"its wire ended: {self.diagnosis() or end}"
+
+    def _release(self) -> None:
+        self._theirs.close()
+        self._control.close()
+
+    def _make_root(self) -> ProgramRoot:
+        program = package_program("wire", mode=os.X_OK)
+        recipe = RootRecipe(
+            directory="wires", program=program, inside=_INNER, files=lambda: [(_INNER, program)]
+        )
+        return ensure_root(self._home, recipe)
+
+    def _start_in(self, root: ProgramRoot) -> None:
+        identity, net, below = self.identity.jail, self._vmm.net, self._port.user_namespace
+        if net is None or self._vmm.jail is None:
+            raise RuntimeError("this VMM has no network device, or does not run")
+        # In the range's user namespace this user is 0
+        uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)
+        spec = replace(
+            self.jail_spec(root),
+            cgroups=self._vmm.groups.directories,
+            ids=JailIds(uid_map=((0, uid, 1),), gid_map=((0, gid, 1),)),
+            keep_capabilities=True,
+            rlimits=(("nofile", 64), ("memlock", 0), ("fsize", 0)),
+        )
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        with (
+            open_fd(os.open(_NET_SETTINGS, flags)) as settings,
+            open_fd(self._vmm.jail.lend_lifeline()) as lifeline,
+        ):
+            kept = (net.fileno(), self._theirs.fileno(), lifeline, settings)
+            argv = (root.program, *map(str, kept), str(MTU))
+            self.start_program(spec, argv, kept=kept, user_namespace=below)
+        net.close()
+
+    async def _expect(self, word: bytes, failure: str) -> None:
+        with anyio.move_on_after(_STEP_DEADLINE_S), suppress(OSError):
+            while True:
+                await anyio.wait_readable(self._control)
+                with suppress(BlockingIOError):
+                    if self._control.recv(1) == word:
+                        return
+                    break
+        # It is late, or has gone: then its diagnosis says why.
+        detail = f": {words}" if (words := self.diagnosis()) else ""
+        where = f"wire {self.cell_id} of cell {self._vmm.cell_id}"
+        raise CellError(f"the wire {failure}{detail}", where=where)
+
+
+async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
+    async with owned(Wire(vmm, port, home), vmm.companions) as wire:
+        vmm.wire = wire  # Before it starts: its destruction counts as the VMM's
+        await wire.start()
 
 
 _MAX_LINE_BYTES: Final = 1 << 20  # a compromised VMM may send one without end
@@ -179,21 +270,16 @@ _MAX_EVENTS: Final = 256
 
 
 class Qmp:
-    """The monitor's client: one command at a time.
-
-    The VMM may be compromised: answers are bounded, strictly parsed, with deadlines. All methods
-    raise `CellError`.
-    """
+    """The VMM may be compromised: answers are bounded, with deadlines. Raises `CellError`."""
 
     def __init__(self, sock: socket.socket, *, where: str) -> None:
         sock.setblocking(False)  # noqa: FBT003
         self._socket = sock
         self._where = where
         self._buffer = bytearray()
-        self._events: deque[Mapping[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        self.events = deque[Mapping[str, Any]](maxlen=_MAX_EVENTS)
 
     async def greet(self, *, timeout_s: float = 20.0) -> None:
-        """Await the monitor; enter command mode."""
         with anyio.move_on_after(timeout_s):
             while "QMP" not in await self._line():
                 continue
@@ -209,7 +295,7 @@ class Qmp:
         fd: int | None = None,
         timeout_s: float = 20.0,
     ) -> Any:  # noqa: ANN401 - JSON
-        """Run a command; its answer. `fd` is sent along."""
+        """Return its answer. `fd` is sent along."""
         message = {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
         with anyio.move_on_after(timeout_s):
             await self._send(json.dumps(message).encode() + b"\n", fd)
@@ -222,14 +308,14 @@ class Qmp:
                     raise CellError(f"the VMM refused {command}: {why}", where=self._where)
                 if "return" in reply:
                     return reply["return"]
-                self._events.append(reply)
+                self.events.append(reply)
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
-        """Wait for migration; needs its events capability."""
+        """It needs the capability `events`."""
         with anyio.move_on_after(timeout_s):
             while True:
-                event = self._events.popleft() if self._events else await self._line()
+                event = self.events.popleft() if self.events else await self._line()
                 data = event.get("data")
                 if event.get("event") != "MIGRATION" or not isinstance(data, dict):
                     continue
@@ -240,12 +326,7 @@ class Qmp:
                     raise CellError(what, where=self._where)
         raise self._late("did not finish moving the device state")
 
-    def forget_events(self) -> None:
-        """Drop past events, so that none is waited for."""
-        self._events.clear()
-
     def close(self) -> None:
-        """Disconnect from the monitor."""
         self._socket.close()
 
     def _late(self, what: str) -> CellError:
@@ -293,7 +374,7 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """The guest's serial console. The caller closes `writer`, the VMM's end."""
+    """The caller closes `writer`, the VMM's end."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
@@ -304,7 +385,7 @@ class Console:
         self._open = True
 
     def read(self) -> bytes:
-        """Its last 64 KiB; guest-controlled."""
+        """Return its last 64 KiB; the guest controls them."""
         # All that is in the pipe: a VMM that writes on and on does not hold up the caller
         for _ in range(_READS if self._open else 0):
             with suppress(BlockingIOError):
@@ -312,7 +393,6 @@ class Console:
         return self._kept.kept
 
     def panic(self) -> str:
-        """The guest kernel's panic, or empty."""
         match = _PANIC.search(self.read())
         return printable(match[1]) if match else ""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -15,23 +16,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.errors import BelljarError, CellError, host_errors
-from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.events import Event, Kind, Recorder, note
 from belljar.image.store import Image
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, find_agent
-from belljar.isolation.oci import buffers
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
-from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan
-from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
-from belljar.process import is_alive, signal_name
+from belljar.plan.oci import BUNDLE, ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
+from belljar.process import PROC, is_alive
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
 from belljar.units import format_size
@@ -53,10 +53,6 @@ _SMALL_INODES: Final = 1024
 # overlayfs needs its upper and work directories on one file system: both are in here.
 _LAYER: Final = "/up"
 _ROOT: Final = OciCell(hostname="").root
-_STATE: Final = "/run/r"
-_BUNDLE: Final = str(Path(CONFIG_PATH).parent)
-# A jail has one container: its name need not be unique.
-_CONTAINER_NAME: Final = "c"
 _TMP: Final = "/tmp"  # noqa: S108 - the jail's
 _WEIGHTS: Final = "/run/w"
 # All that the runtime gets; nothing of the owner's environment.
@@ -83,8 +79,6 @@ BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec(SandboxSpec):
-    """One container; its bundle's directory is first."""
-
     shape: OciShape
     root: ProgramRoot
     tree: ImageTree
@@ -95,20 +89,18 @@ class ContainerSpec(SandboxSpec):
 
 
 class Container(Sandbox):
-    """Made by `start_container`."""
-
     def __init__(self, spec: ContainerSpec, home: Path, recorder: Recorder | None = None) -> None:
-        self.spec = spec
+        self.spec, self.directories = spec, (home / "cells" / spec.cell_id,)
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
         self._user_namespace = None if spec.port is None else spec.port.user_namespace
         self._trace: Trace | None = None
         self._is_full = False
+        self._agent_pid: int | None = None
         self.agent, self._theirs = socket.socketpair()
         identity = hold_range(is_nested=self._user_namespace is not None)
         super().__init__(spec, identity=identity, home=home, recorder=recorder)
 
     async def start(self) -> None:
-        """Journal, create, start, attach, renew. Raises `HostError`, `CellError`."""
         await anyio.to_thread.run_sync(self._make_files)
         spec = self.spec
         network: Literal["", "plain", "covered"] = "covered" if self._is_gvisor else "plain"
@@ -124,9 +116,6 @@ class Container(Sandbox):
         argv = runtime_argv(
             spec.shape,
             spec.root.program,
-            state=_STATE,
-            bundle=_BUNDLE,
-            name=_CONTAINER_NAME,
             has_port=spec.port is not None,
             trace="" if self._trace is None else self._trace.config_path,
         )
@@ -144,39 +133,32 @@ class Container(Sandbox):
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
         cgroup.set_limits(self.groups, self.limits)  # before anything of the workload's has run
-        agent = None if self._is_gvisor or self.host_pid is None else find_agent(self.host_pid)
-        if agent is not None:
-            max_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
-            watched = buffers.Buffers(agent=agent, max_bytes=max_bytes, end=self._end_full)
-            buffers.watch(self.cell_id, watched)
+        if not self._is_gvisor and self.host_pid is not None:
+            self._agent_pid = find_agent(self.host_pid)
+            self._watch_sockets()
         if self._recorder is not None:
             self._recorder.record(renewed)
 
-    # ---- as Sandbox
-
     def explain(self, end: JailEnd) -> str:
-        """Name the reached limit, or say that none is known."""
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
         what = "gVisor's sentry or the guest agent in it" if self._is_gvisor else "its guest agent"
-        how = f"status {end.status}" if end.signal is None else f"signal {signal_name(end.signal)}"
-        return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
+        return f"{what} ended, or was killed ({end}; no limit is known to be reached)"
 
     def fatal_oom_kills(self) -> int:
-        """And 1 for sockets that held what its group does not count."""
         return super().fatal_oom_kills() + self._is_full
 
     def refused_forks(self) -> int:
-        """At least 1 at the inner limit, as refusals are unseen."""
+        """Return at least 1 at the inner limit: refusals are unseen."""
         return super().refused_forks() + self._is_crowd(self.count_processes()[1])
 
     def processes_full(self) -> bool:
-        """False for gVisor: its agent counts processes."""
+        """gVisor's agent counts processes itself."""
         return self._is_crowd(self.count_processes()[0])
 
     def disk_full(self) -> bool:
-        """False for an ordinary user, who can't look."""
+        """An ordinary user can't look."""
         try:
             found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
         except OSError:
@@ -184,20 +166,18 @@ class Container(Sandbox):
         return not found.f_bavail or not found.f_favail
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """By inode marks, or gVisor's trace."""
         if self._is_gvisor:
             from belljar.isolation.oci.trace import watch_sandbox
 
             return await watch_sandbox(self._trace, paths, self.client.own_reads)
         from belljar.isolation.oci.marks import watch_container
 
-        return await watch_container(self.host_pid, paths, self.client.own_reads)
-
-    # ----
+        own_reads = self.client.own_reads
+        return await anyio.to_thread.run_sync(watch_container, self.host_pid, paths, own_reads)
 
     def _make_files(self) -> None:
         self.make(cpu_later=True)
-        spec, directory = self.spec, self.spec.directories[0]
+        spec, directory = self.spec, self.directories[0]
         cell = OciCell(
             hostname=spec.renewal.hostname,
             tmp=inner_tmp(spec.tree.root, _ROOT) if self._is_gvisor else "",
@@ -215,7 +195,7 @@ class Container(Sandbox):
             if spec.is_traced:
                 from belljar.isolation.oci.trace import Trace
 
-                self._trace = Trace(directory, _BUNDLE, self.holds)
+                self._trace = Trace(directory, self.holds)
 
     async def _attach(self, port: GivenPort) -> None:
         if (jail := self.jail) is None:
@@ -235,13 +215,13 @@ class Container(Sandbox):
         jail.go_on()  # or says how the stage ended
 
     def jail_mounts(self) -> tuple[JailMount, ...]:
-        """All host files that the runtime's jail can see."""
+        """Return all host files that the jail can see."""
         spec, identity = self.spec, self.identity.jail
         shift = None
         if identity.privileged and identity.uids is not None:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
         tmpfs = partial(JailMount, kind="tmpfs", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES)
-        shape, binds = spec.shape, {_BUNDLE: spec.directories[0], _WEIGHTS: spec.weights}
+        guest, binds = spec.shape.guest, {BUNDLE: self.directories[0], _WEIGHTS: spec.weights}
         return (
             JailMount(kind="proc", target="/proc"),
             JailMount(kind="sysfs", target="/sys"),
@@ -253,8 +233,8 @@ class Container(Sandbox):
             ),
             tmpfs(
                 target=_LAYER,
-                size_bytes=shape.disk_bytes,
-                inodes=shape.disk_inodes,
+                size_bytes=guest.disk_bytes,
+                inodes=guest.disk_inodes,
                 executable=True,
             ),
             JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),
@@ -269,19 +249,11 @@ class Container(Sandbox):
     async def _greet(self) -> Event:
         from belljar.channel.frames import NEEDED_OF_CONTAINER, config_payload
 
-        spec, shape, client = self.spec, self.spec.shape, self.client
+        spec, client = self.spec, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
         await client.hello()
-        await client.configure(
-            config_payload(
-                memory_max_bytes=shape.memory_max_bytes,
-                disk_bytes=shape.disk_bytes,
-                disk_inodes=shape.disk_inodes,
-                processes=shape.processes,
-                debugger_calls=shape.debugger_calls,
-                hostname=spec.renewal.hostname,
-            )
-        )
+        limits, hostname = asdict(spec.shape.guest), spec.renewal.hostname
+        await client.configure(config_payload(**limits, hostname=hostname))
         # The link is there already; the guest agent only names the resolver, in a file that a
         # workload may edit without reaching anything more.
         return await renew(
@@ -289,6 +261,7 @@ class Container(Sandbox):
         )
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
+        runtime = self.spec.shape.runtime
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
         how = "it neither started the container nor ended in time"
         with anyio.move_on_after(left_s):
@@ -303,20 +276,29 @@ class Container(Sandbox):
         if (words := self.diagnosis()) not in how:
             how += f"; it printed: {words}"
         return CellError(
-            f"no container by {self.spec.shape.runtime.name} {self.spec.root.version}: {how}",
+            f"no container by {runtime.name} {runtime.version}: {how}",
             where=f"cell {self.cell_id}",
             hint="install another version of it, or use another tier; `belljar doctor` tries each",
         )
 
-    def _end_full(self) -> None:
-        self._is_full = True
-        self.kill()
+    def _watch_sockets(self) -> None:
+        with _lock:
+            is_first = not _watched
+            _watched[self.cell_id] = self
+            if is_first:  # one thread looks at all cells
+                threading.Thread(target=_look_at_sockets, name="sockets", daemon=True).start()
+
+    def end_if_sockets_full(self) -> None:
+        """No control group counts what waits in netlink and raw sockets."""
+        max_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
+        if self._agent_pid and held_bytes(self._agent_pid, max_bytes) > max_bytes:
+            self._is_full = True
+            self.kill()
 
     def _is_crowd(self, count: int) -> bool:
-        return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
+        return not self._is_gvisor and count >= self.spec.shape.guest.processes + _AGENTS_PROCESSES
 
     async def unmake(self) -> Destruction:
-        """Besides, the channel ends."""
         try:
             await self.client.aclose()
         finally:
@@ -324,11 +306,51 @@ class Container(Sandbox):
         return destruction
 
     def _release(self) -> None:
-        buffers.forget(self.cell_id)
+        with _lock:
+            _watched.pop(self.cell_id, None)
         self._theirs.close()
         self.agent.close()
         if self._trace is not None:
             self._trace.close()
+
+
+# Long beside a look (some 0.1 ms), short beside what a processor fills in it.
+_PERIOD_S: Final = 0.1
+# The files of proc_pid_net(5), and the base of their numbers; all have it in the fifth column. The
+# kernel charges a group for what waits in TCP, UDP and local sockets, in no others.
+_FILES: Final = {"netlink": 10, "raw": 16, "raw6": 16}
+_COLUMN: Final = 4
+# Of each, some 2,500 sockets: more would take this process's time, and counts as too much.
+_MAX_READ_BYTES: Final = 256 << 10
+_watched: Final = dict[str, Container]()
+_lock: Final = threading.Lock()
+
+
+def held_bytes(agent: int, max_bytes: int) -> int:
+    """Return the bytes that wait, or more than `max_bytes`."""
+    total = 0
+    for name, base in _FILES.items():
+        with (
+            suppress(OSError, ValueError, IndexError),
+            (PROC / f"{agent}/net/{name}").open("rb") as file,
+        ):
+            listed = file.read(_MAX_READ_BYTES)
+            if len(listed) == _MAX_READ_BYTES:
+                return max_bytes + 1
+            words = (line.split(None, _COLUMN + 1)[_COLUMN] for line in listed.splitlines()[1:])
+            total += sum(int(word.rpartition(b":")[2], base) for word in words)
+    return total
+
+
+def _look_at_sockets() -> None:
+    while True:
+        with _lock:
+            if not _watched:  # the next one starts another thread
+                return
+            cells = tuple(_watched.values())
+        for each in cells:
+            each.end_if_sockets_full()
+        time.sleep(_PERIOD_S)
 
 
 async def start_container(
@@ -356,8 +378,7 @@ async def start_container(
     raise RuntimeError("unreachable: the last attempt returns or raises")
 
 
-@asynccontextmanager
-async def open_container(
+def open_container(
     plan: OciPlan,
     image: Image,
     *,
@@ -368,15 +389,13 @@ async def open_container(
     port: GivenPort | None = None,
     part_of: str = "",
     weights: Path | None = None,
-) -> AsyncIterator[Container]:
+) -> AbstractAsyncContextManager[Container]:
     """A container of the plan, ready; destroyed when the block is left.
 
+    `port` is attached before anything hostile runs; None: no network at all.
     No task group or cancel scope is open across the yield.
 
-    `planned`: recorded as `cell.planned` before anything is made. `port`: attached before anything
-    hostile runs; None: no network at all. `weights`: of a model, which it sees read-only.
-
-    Raises `HostError`: this host can't; `CellError`: it could not be made. Nothing is left of it.
+    Raises `HostError`: this host can't; `CellError`: it could not be made.
     """
     cell_id = cell_id or new_cell_id()
 
@@ -386,9 +405,8 @@ async def open_container(
             held.enter_context(claimed(weights))
         runtime = plan.oci.runtime
         root = ensure_runtime_root(home, runtime)
-        starting: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
-        starting["tree"] = image.digest
-        recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=starting))
+        words = {"runtime": f"{runtime.name} {runtime.version}", "tree": image.digest}
+        note(recorder, Kind.CELL_STARTING, cell_id, **words)
         spec = ContainerSpec(
             cell_id=cell_id,
             kind="cell",
@@ -398,16 +416,14 @@ async def open_container(
             memory_by_rlimit=plan.memory_by_rlimit,
             root=root,
             tree=tree,
-            directories=(home / "cells" / cell_id,),
             port=port,
             part_of=part_of,
             weights=None if weights is None else weights / "data",
             is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
         )
         container = await start_container(spec, home=home, owner=owner, recorder=recorder)
-        data: dict[str, JsonValue] = {"duration_ms": round(container.timings_ms["total"], 1)}
-        recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
+        duration_ms = round(container.timings_ms["total"], 1)
+        note(recorder, Kind.CELL_STARTED, cell_id, duration_ms=duration_ms)
         return container
 
-    async with recorded_lifetime(recorder, cell_id, planned, make) as container:
-        yield container
+    return recorded_lifetime(recorder, cell_id, planned, make)

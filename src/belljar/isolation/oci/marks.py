@@ -1,15 +1,11 @@
 """A container's file sensor: inotify marks on its files, from outside.
 
-Marks follow the inode, so links and new names too. The container neither sees nor waits. The kernel
-merges equal entries, and drops beyond 16,384. It names no process.
-
 For files only the cell's root may read, an ordinary user's helper process enters the cell's user
 namespace and marks them in a queue that it inherits.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -24,29 +20,18 @@ from typing import Final, TypeAlias
 
 import anyio.to_thread
 
+from belljar import libc
 from belljar.channel.operations import OwnReads
+from belljar.descriptors import open_fd
 from belljar.errors import CellError, host_errors
 from belljar.isolation.jail import find_agent
-from belljar.isolation.touches import (
-    FULL_READ,
-    Access,
-    FileWatch,
-    Operation,
-    QueueThread,
-    QueueWatch,
-)
+from belljar.isolation.touches import FULL_READ, Access, Operation, QueueThread, QueueWatch
 
 # struct inotify_event without its name, which a mark on a file hasn't (inotify(7)).
 _ENTRY: Final = struct.Struct("<iIII")
 # Of linux/inotify.h. The last: the queue was full.
 _OPERATIONS: Final[Mapping[int, Operation]] = {0x20: "open", 0x01: "read"}
 _OVERFLOW: Final = 0x4000
-# glibc of Debian 12 has no function for it.
-_OPENAT2: Final = 437
-# RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS: a guest's links can't lead out of its tree.
-_IN_ROOT_NO_MAGIC: Final = 0x10 | 0x02
-# openat2 gives EAGAIN while something is renamed on the path, which a guest can do for ever.
-_TRIES: Final = 16
 # To enter the cell's user namespace, whose root may look at all of its files.
 _CLONE_NEWUSER: Final = 0x1000_0000
 # A guest's file system that hangs must not hang the cell's start.
@@ -57,15 +42,10 @@ _BOOT: Final = (
     "from belljar.isolation.oci.marks import main; main()"
 )
 _Marks: TypeAlias = tuple[dict[int, str], dict[str, str]]
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 def mark_files(queue: int, root: int, paths: Sequence[str]) -> _Marks:
-    """Mark files below a hostile `root`: paths by number; errors."""
+    """Return paths by number, and errors. `root` is hostile."""
     files, missing = dict[int, str](), dict[str, str]()
     for path in paths:
         try:
@@ -76,29 +56,20 @@ def mark_files(queue: int, root: int, paths: Sequence[str]) -> _Marks:
 
 
 def _mark(queue: int, root: int, path: str) -> int:
-    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT_NO_MAGIC)
-    for _ in range(_TRIES):
-        held = _libc.syscall(
-            _OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)
-        )
-        if held >= 0 or ctypes.get_errno() != errno.EAGAIN:  # renamed meanwhile
-            break
-    _checked(held)
-    try:
+    # A guest's links can't lead out of its tree.
+    within = libc.IN_ROOT | libc.NO_MAGICLINKS
+    with open_fd(libc.openat2(root, path, os.O_PATH | os.O_CLOEXEC, within)) as held:
         # A guest may put a device or FIFO in the file's place.
         if not stat.S_ISREG(os.fstat(held).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        name = f"/proc/self/fd/{held}".encode()  # that very file, whatever happens to its name
-        return _checked(_libc.inotify_add_watch(queue, name, sum(_OPERATIONS)))
-    finally:
-        os.close(held)
+        # That very file, whatever happens to its name
+        return libc.inotify_add(queue, f"/proc/self/fd/{held}", sum(_OPERATIONS))
 
 
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
+def _mark_in(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    with open_fd(os.open(f"/proc/{agent}/root", flags)) as root:
+        return mark_files(queue, root, paths)
 
 
 def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
@@ -122,17 +93,13 @@ def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
 
 
 def main() -> None:
-    """The helper: queue and pid arguments, paths on stdin."""
     queue, agent = map(int, sys.argv[2:])
     with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
-        _checked(_libc.setns(namespace.fileno(), _CLONE_NEWUSER))
-    root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    print(json.dumps(mark_files(queue, root, json.load(sys.stdin))))
+        libc.enter_namespace(namespace.fileno(), _CLONE_NEWUSER)
+    print(json.dumps(_mark_in(queue, agent, json.load(sys.stdin))))
 
 
 class MarkWatch(QueueWatch):
-    """The sensor of a container."""
-
     sensor = "inotify"
 
     def __init__(
@@ -163,27 +130,17 @@ class MarkWatch(QueueWatch):
         os.close(self._inotify)
 
 
-async def watch_container(
-    jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads
-) -> FileWatch:
-    """Watch a container's files. Raises `HostError`, `CellError`."""
-    return await anyio.to_thread.run_sync(_watch, jail_pid, paths, own_reads)
-
-
-def _watch(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> MarkWatch:
+def watch_container(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> MarkWatch:
+    """Mark them, and start to read. Blocks."""
     agent = None if jail_pid is None else find_agent(jail_pid)
     if agent is None:
         raise CellError("its files can't be watched: the container has ended")
     hint = "if it lacks instances, raise the sysctl fs.inotify.max_user_instances"
     with host_errors("its files can't be watched", where="inotify", hint=hint), ExitStack() as undo:
-        queue = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        queue = libc.inotify_queue()
         undo.callback(os.close, queue)
         if os.geteuid() == 0:
-            root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                files, missing = mark_files(queue, root, paths)
-            finally:
-                os.close(root)
+            files, missing = _mark_in(queue, agent, paths)
         else:
             files, missing = _mark_within(queue, agent, paths)
         watch = MarkWatch(queue, files, missing, own_reads)

@@ -1,8 +1,6 @@
 """gVisor's file sensor: its trace points arrive on a socket.
 
-Requested at the sandbox's start, only with decoys. The workload can't forge them, but chooses names
-and paths: messages are bounded and untrusted.
-
+The workload can't forge them, but chooses names and paths: messages are bounded and untrusted.
 Source: gVisor's `pkg/sentry/seccheck/sinks/remote/wire` and `points/*.proto` (Apache-2.0).
 """
 
@@ -24,14 +22,8 @@ import anyio.to_thread
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
-from belljar.isolation.touches import (
-    FULL_READ,
-    Access,
-    FileWatch,
-    Operation,
-    QueueThread,
-    QueueWatch,
-)
+from belljar.isolation.touches import FULL_READ, Access, Operation, QueueThread, QueueWatch
+from belljar.plan.oci import BUNDLE
 
 _SOCKET: Final = "trace.sock"
 _CONFIG: Final = "trace.json"
@@ -46,17 +38,16 @@ _LOST: Final = "the sandbox dropped trace points, or sent one that was too long"
 
 
 class Trace:
-    """The socket that one sandbox sends to, read from the start; unwatched points are dropped.
+    """The socket that one sandbox sends to, read from the start. Raises `OSError`.
 
-    `is_peer`: whether a process may be the sandbox's runtime: others can find the socket.
-    Raises `OSError`.
+    `is_peer`: the process may be the sandbox's runtime; others can find the socket.
     """
 
-    def __init__(self, directory: Path, inside: str, is_peer: Callable[[int], bool]) -> None:
+    def __init__(self, directory: Path, is_peer: Callable[[int], bool]) -> None:
         self._is_peer = is_peer
-        self.config_path = posixpath.join(inside, _CONFIG)
+        self.config_path = posixpath.join(BUNDLE, _CONFIG)
         file = directory / _CONFIG
-        file.write_text(json.dumps(trace_config(posixpath.join(inside, _SOCKET))))
+        file.write_text(json.dumps(trace_config(posixpath.join(BUNDLE, _SOCKET))))
         file.chmod(0o444)
         self._listener = _listen(directory)
         self._connection: socket.socket | None = None
@@ -72,7 +63,6 @@ class Trace:
         self.thread.start()
 
     def close(self) -> None:
-        """End thread and sockets. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -122,8 +112,6 @@ class Trace:
 
 
 class TraceWatch(QueueWatch):
-    """A gVisor sandbox's sensor, which knows files only by path."""
-
     sensor = "runsc-trace"
 
     def __init__(self, trace: Trace, paths: Sequence[str], own_reads: OwnReads) -> None:
@@ -139,7 +127,6 @@ class TraceWatch(QueueWatch):
         await anyio.to_thread.run_sync(self._thread.drain)  # it may be at it with this watch still
 
     def take(self, message: bytes) -> None:
-        """A point of any file."""
         # Most are of no watched file: they are not parsed.
         if not any(name in message for name in self._names):
             return
@@ -154,8 +141,7 @@ class TraceWatch(QueueWatch):
 
 async def watch_sandbox(
     trace: Trace | None, paths: Sequence[str], own_reads: OwnReads
-) -> FileWatch:
-    """Watch a sandbox's files, one watch at a time. Raises `HostError`."""
+) -> TraceWatch:
     if trace is not None:
         await anyio.to_thread.run_sync(trace.thread.drain)  # what came before is not the watch's
         if trace.has_greeted and not trace.has_ended:
@@ -169,7 +155,6 @@ async def watch_sandbox(
 
 
 def _listen(directory: Path) -> socket.socket:
-    """Also for paths too long for a socket."""
     held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     with ExitStack() as undo:
         undo.callback(os.close, held)
@@ -201,7 +186,7 @@ _READS: Final = ("read", "pread64", "readv", "preadv", "preadv2")
 
 
 class Point(NamedTuple):
-    """A successful open or read; `path` as called."""
+    """It succeeded; `path` is as called."""
 
     operation: Operation
     path: bytes
@@ -209,7 +194,7 @@ class Point(NamedTuple):
 
 
 def trace_config(endpoint: str) -> dict[str, Any]:
-    """For `--pod-init-config`; late reading slows calls by 0.5 ms."""
+    """Late reading slows calls by 0.5 ms."""
     points = [
         {
             "name": f"syscall/{call}/exit",
@@ -231,12 +216,12 @@ def trace_config(endpoint: str) -> dict[str, Any]:
 
 
 def dropped(message: bytes) -> int:
-    """Points dropped before this one, modulo 2^32."""
+    """Return the points dropped before, modulo 2^32."""
     return int(_HEADER.unpack_from(message)[2]) if len(message) >= _HEADER.size else 0
 
 
 def read_point(message: bytes) -> Point | None:
-    """None: another point, a failed call, or invalid."""
+    """Return None for another point, a failed call, or an invalid one."""
     if len(message) < _HEADER.size:
         return None
     header_bytes, kind, _ = _HEADER.unpack_from(message)
@@ -260,7 +245,7 @@ def read_point(message: bytes) -> Point | None:
 
 
 def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> bytes:
-    """The opened path; resolves only `/proc` links to roots."""
+    """Resolve only `/proc` links to roots."""
     name, base = _bytes(fields, 6), _bytes(fields, 5) or _bytes(context, 8)
     if _number(fields, 7) & _O_PATH or not (name or base):
         return b""
@@ -270,7 +255,7 @@ def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> 
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """A protobuf message's fields. Raises `ValueError`."""
+    """Yield a protobuf message's fields. Raises `ValueError`."""
     at = 0
     for _ in range(_MAX_FIELDS):
         if at >= len(data):

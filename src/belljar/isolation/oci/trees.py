@@ -1,12 +1,10 @@
 """Unpacked images: `trees/<image digest>/{root/…,tree.json}`, read-only to cells.
 
-Unpacked in a jail whose ids own only trees, so setuid files never become root's. Trees appear
-whole; cells lock theirs.
+They are unpacked in a jail whose ids own only trees, so setuid files never become root's.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -21,11 +19,13 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
+from belljar.descriptors import open_fd
 from belljar.errors import BelljarError, CellError, HostError, host_errors
 from belljar.image.store import Image, verify
 from belljar.isolation.identity import tree_identity
 from belljar.isolation.jail import start_jail
 from belljar.isolation.program_root import STORE_HINT, ensure_unpacker_root
+from belljar.libc import sync_file_system
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.journal import new_cell_id
@@ -44,7 +44,7 @@ _EXPANSION: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTree:
-    """An unpacked image; `first_uid`, `first_gid`: host ids of 0."""
+    """`first_uid` and `first_gid` are the host ids of 0."""
 
     root: Path
     first_uid: int
@@ -53,7 +53,7 @@ class ImageTree:
 
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
-    """The image's tree, locked; None without a whole one."""
+    """Yield the image's locked tree, or None."""
     directory, tree = home / "trees" / image.digest, None
     with ExitStack() as held:
         with suppress(FileNotFoundError):
@@ -65,7 +65,7 @@ def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None) -> ImageTree:
-    """The image's tree, made if missing, kept while `held` is open. Raises `HostError`."""
+    """Make it if missing; keep it while `held` is open. Raises `HostError`."""
     with ExitStack() as briefly:
         hold = (briefly if held is None else held).enter_context
         if (tree := hold(hold_tree(home, image))) is not None:
@@ -83,7 +83,7 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
 
 
 async def sweep_trees(home: Path) -> None:
-    """Remove half-made trees and gone images', with ids of its own."""
+    """Remove half-made trees and those of removed images."""
     with suppress(HostError):
         tree_identity()
         if _rubbish(home):
@@ -127,13 +127,8 @@ async def _make(image: Image, home: Path) -> None:
     def publish() -> None:
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
         (partial_tree / "tree.json").write_text(json.dumps(description))
-        fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(partial_tree))
-        finally:
-            os.close(fd)
+        with open_fd(os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+            sync_file_system(fd)
         partial_tree.rename(home / "trees" / image.digest)
 
     try:
@@ -179,7 +174,6 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Run it over the trees' ids; return its output on failure."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     identity, ids = tree_identity()
     spec = JailSpec(
@@ -213,7 +207,6 @@ async def _run(
 
 
 async def remove_unpacked(home: Path, directory: Path) -> None:
-    """Remove a tree if it is free. Raises `HostError`."""
     tree_identity()
     async with locked_meanwhile(home, "trees"):
         if (retired := retire_unclaimed(directory)) is not None:
@@ -221,7 +214,7 @@ async def remove_unpacked(home: Path, directory: Path) -> None:
 
 
 async def _sweep(home: Path) -> None:
-    """Under the writers' lock: partial trees are orphans."""
+    """Call it under the writers' lock: partial trees are orphans."""
     for directory in await anyio.to_thread.run_sync(_rubbish, home):
         await _remove(directory, home)
 
@@ -247,7 +240,7 @@ async def _remove(directory: Path, home: Path) -> None:
 
 
 def inner_tmp(tree: Path, root: str) -> str:
-    """The image's /tmp in the jail, else "". Follows no link."""
+    """Return the image's /tmp in the jail, or "". Follows no link."""
     try:
         is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
     except OSError:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from belljar.dataclass import json_of
 from belljar.errors import CellError, HostError, host_errors
-from belljar.host.tools import SEARCH_PATH
+from belljar.host.tools import SEARCH_PATH, run_briefly
 from belljar.network import ipc
 from belljar.network.gateway import config
 from belljar.network.owner.dial import Reach
@@ -45,7 +45,6 @@ _NAME: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0  # Then it is killed.
 _ANSWER_TIMEOUT_S: Final = 20.0
-_MAP_TIMEOUT_S: Final = 10.0  # It asks the host's name service, which may be far away.
 HINT_ENDED: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
@@ -259,18 +258,13 @@ def started_fork_server(
 def map_ids(child: Child, ids: JailIds) -> None:
     """Map an ordinary user's child's user namespace. Raises `HostError`."""
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
-        command = [str(program), str(child.process.pid), *(str(n) for line in lines for n in line)]
-        environment = {"PATH": "/usr/bin:/bin"}
-        try:
-            subprocess.run(
-                command, capture_output=True, check=True, timeout=_MAP_TIMEOUT_S, env=environment
-            )
-        except (OSError, subprocess.SubprocessError) as exc:
-            said: bytes = getattr(exc, "stderr", b"") or str(exc).encode()
-            problem = printable(said.strip(), max_chars=300)
+        numbers = (str(number) for line in lines for number in line)
+        status, output = run_briefly(str(program), str(child.process.pid), *numbers)
+        if status != 0:
+            problem = printable(output.strip(), max_chars=300)
             what = f"the host gives this user no ids for a range: {problem}"
             hint = "`belljar doctor` says what this user needs"
-            raise HostError(what, where=str(program), hint=hint) from exc
+            raise HostError(what, where=str(program), hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.errors import CellError
+from belljar.libc import enter_namespace
 from belljar.network import syscalls
 from belljar.network.supervisor import netlink
 from belljar.network.supervisor.netlink import Route
@@ -199,11 +200,11 @@ def socket_within(
 ) -> socket.socket:
     """A socket in another namespace, from which this thread returns. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
-        syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
+        enter_namespace(namespace_fd, syscalls.CLONE_NEWNET)
         try:
             return make()
         finally:
-            syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
+            enter_namespace(home.fileno(), syscalls.CLONE_NEWNET)
 
 
 def tables_of(namespace: int) -> socket.socket:
