@@ -93,7 +93,7 @@ class LoadedPolicy:
     text: bytes
     source: str
     base: Path | None = None
-    data: TaskData | None = None
+    data: TaskData | None = field(default=None, hash=False)
     weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:

@@ -307,9 +307,6 @@ class TaskData(Strict):
     def of(self, cell: str) -> TaskData:
         return self.model_copy(update={"cell": cell})
 
-    def __hash__(self) -> int:
-        return hash((self.root, self.cell, tuple(sorted(self.cells))))
-
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
     """Raises as `list_tree`."""
