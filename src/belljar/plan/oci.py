@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import socket
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -110,8 +111,6 @@ def seccomp_profile(
 
 @cache
 def load_rules() -> Mapping[str, tuple[CallGroup, ...]]:
-    import tomllib  # here: the microvm tier needs no profile
-
     data = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text())
     return {
         name: tuple(_group(item, _ERRORS.get(name)) for item in items)

@@ -83,16 +83,12 @@ class StandIn(Strict):
         return self
 
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
+        def protocol(port: kinds.Port) -> str:
+            usual = kinds.USUAL_PROTOCOLS.get(port.number, "")
+            return port.protocol or (usual if usual in self.protocols else self.protocols[0])
+
         ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
-        usual = {
-            number: protocol
-            for number, protocol in kinds.USUAL_PROTOCOLS.items()
-            if protocol in self.protocols
-        }
-        return tuple(
-            (port.number, port.protocol or usual.get(port.number, self.protocols[0]))
-            for port in ports
-        )
+        return tuple((port.number, protocol(port)) for port in ports)
 
     def own_path(self) -> tuple[str, str]:
         """Return the field, and the author's path."""
