@@ -10,13 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.compose.document import (
-    GENERIC_DETAIL,
-    GENERIC_IMAGE,
-    INSPECTS_IMAGE,
-    TaskFiles,
-    image_of,
-)
+from belljar.compose import document
+from belljar.compose.document import TaskFiles
 from belljar.compose.model import UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, refusal
 from belljar.dataclass import dataclass, field
@@ -111,7 +106,10 @@ def read_service(
         elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 known.convert(value, converted)
-    if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
+    if model.build is not None and model.image.removesuffix(":latest") in (
+        "",
+        document.INSPECTS_IMAGE,
+    ):
         hint = "build it elsewhere, `belljar image import docker-daemon:NAME`, write `image: NAME`"
         refused.add(where, "build", "a cell does not build images", hint=hint)
     return converted
@@ -122,11 +120,11 @@ def read_service(
 
 def _image(name: str, converted: Converted) -> None:
     try:
-        image = image_of(name)
+        image = document.image_of(name)
     except ValueError as error:
         raise refusal(converted.where, "image", str(error)) from None
-    if image == GENERIC_IMAGE != name:
-        converted.note("image", GENERIC_DETAIL)
+    if image == document.GENERIC_IMAGE != name:
+        converted.note("image", document.GENERIC_DETAIL)
     if image:
         converted.words["image"] = image
 

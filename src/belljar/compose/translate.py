@@ -7,20 +7,11 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeAlias
 
-from belljar.compose import values
+from belljar.compose import model, values
 from belljar.compose.document import TaskFiles, services_of
 from belljar.compose.interpolate import MAX_VARIABLES, read_dotenv
 from belljar.compose.keys import KEYS, Converted, read_service
-from belljar.compose.model import (
-    ComposeNetwork,
-    Condition,
-    Healthcheck,
-    Mount,
-    Service,
-    Volume,
-    parse,
-    read_part,
-)
+from belljar.compose.model import Condition, Healthcheck, Mount, Service, parse
 from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
@@ -125,21 +116,16 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
     for name, settings in declared.items():
         where = f"volume {name}"
         with refused.collected():
-            parse(Volume, mapping(settings, where), where, refused)
-    used: dict[str, list[Converted]] = {}
-    for cell in converted.values():
-        for mount in cell.model.volumes:
-            try:
-                _add_volume(cell, mount, declared)
-            except (OSError, ValueError) as error:
-                shown = printable(mount.source or mount.target, max_chars=100)
-                why = f"{shown}: {printable(reason(error))}"
-                refused.add(cell.where, "volumes", why)
-            else:
-                if mount.source and not mount.source.startswith("."):
-                    used.setdefault(mount.source, []).append(cell)
-    for name, cells in used.items():
-        if len(cells) > 1:
+            parse(model.Volume, mapping(settings, where), where, refused)
+    mounts = [(cell, mount) for cell in converted.values() for mount in cell.model.volumes]
+    for cell, mount in mounts:
+        try:
+            _add_volume(cell, mount, declared)
+        except (OSError, ValueError) as error:
+            shown = printable(mount.source or mount.target, max_chars=100)
+            refused.add(cell.where, "volumes", f"{shown}: {printable(reason(error))}")
+    for name in declared:
+        if len(cells := [cell for cell, mount in mounts if mount.source == name]) > 1:
             both = ", ".join(dict.fromkeys(cell.service for cell in cells))
             why = f"{printable(name)}: {printable(both)} have it: {_SHARED}"
             refused.add(cells[-1].where, "volumes", why)
@@ -218,7 +204,7 @@ def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, A
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
     """Return a target cell's `health`. Raises `CannotKeepError`."""
     try:
-        return health_of(read_part(Healthcheck, check))
+        return health_of(model.read_part(Healthcheck, check))
     except ValueError as error:
         raise refusal("", "healthcheck", str(error)) from None
 
@@ -311,7 +297,9 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
-        parse(ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused)
+        parse(
+            model.ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused
+        )
     alone: dict[str, list[str]] = {}
     joined: dict[str, list[str]] = {}
     for name, service in services.items():

@@ -29,7 +29,6 @@ from belljar.policy.guarding import SERVICE_PORTS, Action, DecoyKind, GuardRules
 from belljar.policy.limits import HostTools, Resources, Risk, Tier, demanded_tier, usual_host_tools
 from belljar.policy.network import Network, read_network
 from belljar.policy.sections import FilesField, HostToolsField, ModelBlock, ResourcesField, Rights
-from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
 MAX_DECOYS: Final = 64  # each is minted, placed and watched before a sample begins
@@ -311,8 +310,8 @@ class Policy(Strict):
             if network.upstreams and risk > Risk.MEDIUM:
                 raise AtError(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
             least = demanded_tier(risk, info.data.get("tier"))
-            for name, item in network.stand_ins.items():
-                if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
+            for name, item in network.targets.items():
+                if item.tier is not None and item.tier < least:
                     why = f"tier `{item.tier}` is less than this range's, `{least}`; a tier can"
                     raise AtError(f"{why} only be raised", "stand_ins", name, "tier")
         return network
@@ -339,7 +338,7 @@ class Policy(Strict):
         network: Network | None = info.data["network"]
         stand_ins = {} if network is None else network.stand_ins
         names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
-        has_metadata = any(isinstance(item, MetadataStandIn) for item in stand_ins.values())
+        has_metadata = any(item.kind == "metadata" for item in stand_ins.values())
         for index, decoy in enumerate(decoys):
             if not decoy.is_service:
                 continue
@@ -366,9 +365,8 @@ class Policy(Strict):
     @property
     def images(self) -> tuple[str, ...]:
         """The images of its cell and target cells, unique."""
-        others = self.network.stand_ins.values() if self.network else ()
-        targets = (item.image for item in others if isinstance(item, TargetStandIn))
-        return tuple(dict.fromkeys((self.image, *targets)))
+        targets = self.network.targets.values() if self.network else ()
+        return tuple(dict.fromkeys((self.image, *(target.image for target in targets))))
 
     @property
     def host_tools_rule(self) -> HostTools:
