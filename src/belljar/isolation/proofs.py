@@ -27,7 +27,6 @@ from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
-from belljar.plan.jail import JailBind
 from belljar.plan.make import oci_limits
 from belljar.plan.oci import oci_shape
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape, vmm_limits
@@ -124,7 +123,6 @@ async def boots_under(
         initrd, disk = scratch / "initrd", scratch / "disk"
         write_read_only(initrd, read_guest_parts(kernel).initramfs())
         write_read_only(disk, empty_disk())
-        binds = {KERNEL_PATH: kernel.vmlinuz, INITRD_PATH: initrd, DISK_PATH: disk}
         spec = VmmSpec(
             cell_id=new_cell_id(),
             kind="proof",
@@ -132,7 +130,7 @@ async def boots_under(
             shape=shape,
             limits=vmm_limits(shape, deadline_s + 20),
             root=ensure_vmm_root(home, accel),
-            binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
+            binds={KERNEL_PATH: kernel.vmlinuz, INITRD_PATH: initrd, DISK_PATH: disk},
         )
         try:
             async with AsyncExitStack() as owner:

@@ -29,7 +29,6 @@ from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
 from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
-from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import MEMORY_PATH, Role
 from belljar.store.journal import new_cell_id
@@ -75,7 +74,6 @@ async def open_vm(
             )
         cloning = Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key})
         recorder.record(cloning)
-        memory = JailBind(source=template.memory, target=MEMORY_PATH)
         spec = VmmSpec(
             cell_id=cell_id,
             kind="cell",
@@ -85,7 +83,7 @@ async def open_vm(
             controllers=plan.jail_controllers,
             memory_by_rlimit=plan.memory_by_rlimit,
             root=template.root,
-            binds=(*disk_binds(image, weights), memory),
+            binds={**disk_binds(image, weights), MEMORY_PATH: template.memory},
             part_of=part_of,
             keeps_monitor=bool(plan.policy.snapshots),
         )

@@ -39,7 +39,6 @@ from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
-from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import (
     DATA_DISK_PATH,
@@ -239,21 +238,15 @@ async def _build(job: _MakingJob, recorder: Recorder) -> None:
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
 
 
-def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
-    """The machine's disks."""
-    system = JailBind(source=image.rootfs, target=DISK_PATH)
-    if weights is None:
-        return (system,)
-    return (system, JailBind(source=weights / DATA_DISK, target=DATA_DISK_PATH))
+def disk_binds(image: Image, weights: Path | None) -> dict[str, Path]:
+    data = {} if weights is None else {DATA_DISK_PATH: weights / DATA_DISK}
+    return {DISK_PATH: image.rootfs, **data}
 
 
 async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
     plan = job.plan
-    binds = (
-        JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
-        JailBind(source=scratch / "initrd", target=INITRD_PATH),
-        *disk_binds(job.image, job.weights),
-    )
+    binds = {KERNEL_PATH: job.kernel.vmlinuz, INITRD_PATH: scratch / "initrd"}
+    binds |= disk_binds(job.image, job.weights)
     spec = VmmSpec(
         cell_id=cell_id,
         kind="template",

@@ -26,7 +26,6 @@ from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.process import signal_name
 from belljar.units import printable
@@ -41,7 +40,7 @@ class VmmSpec(SandboxSpec):
     role: Role
     shape: VmShape
     root: ProgramRoot
-    binds: tuple[JailBind, ...]
+    binds: Mapping[str, Path]
     keeps_monitor: bool = False  # of a clone, for snapshots
 
 
