@@ -141,8 +141,8 @@ def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
     from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text, is_compose=True)
-    for problem in tree.problems:
-        raise NotReadError(problem)
+    if tree.problem is not None:
+        raise NotReadError(tree.problem)
     return tree.value
 
 

@@ -81,7 +81,7 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
         return PolicyError(what, where=where, hint=hint)
 
     tree = read_tree(text)
-    for first in tree.problems:
+    if (first := tree.problem) is not None:
         field = f"{first.field}: " if first.field else ""
         raise refused(f"{field}{first.message}", first.mark)
     written = {} if tree.value is None else tree.value  # None: only comments
