@@ -76,14 +76,12 @@ class _Reading:
             return word
         if self.blanks and self.is_environment and is_metadata:
             return ""
-        why = "this host's environment is never read"
+        why, shown = "this host's environment is never read", printable(name)
         if is_metadata:
             why = "it is not in this sample's metadata"
-        raise CannotKeepError(
-            f"{self.what} asks for ${printable(name)}, and {why}",
-            hint=f"give it by the sample's metadata (${METADATA_PREFIX}…), or write a default: "
-            f"${{{printable(name)}:-…}}",
-        )
+        own = f"give it by the sample's metadata (${METADATA_PREFIX}…)"
+        hint = f"{own}, or write a default: ${{{shown}:-…}}"
+        raise CannotKeepError(f"{self.what} asks for ${shown}, and {why}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -201,6 +201,9 @@ ENV_VALUE: Final = checked(
     f"is too long: at most {MAX_ENV_VALUE_BYTES} bytes",
     lambda text: len(text.encode()) <= MAX_ENV_VALUE_BYTES,
 )
+Env: TypeAlias = Annotated[  # all of it goes along with each command
+    Mapping[Annotated[str, ENV_NAME], Annotated[str, ENV_VALUE]], Field(max_length=1024)
+]
 # Not the policy's own directory, which holds the policy and whatever lies beside it.
 DIRECTORY: Final = _paths(
     "a directory",

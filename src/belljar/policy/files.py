@@ -158,8 +158,6 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
     yield Entry(path=path, kind="directory", mode=mode)
     with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
         names = sorted(entry.name for entry in islice(listed, max_entries + 1))
-    if len(names) > max_entries:
-        raise ValueError(f"more than {max_entries:,} files and directories")
     for name in names:
         at = f"{path}/{name}" if path else name
         # Bytes that are no UTF-8 come as surrogates, which neither JSON nor the cell's files can

@@ -35,8 +35,6 @@ MAX_DECOYS: Final = 64  # each is minted, placed and watched before a sample beg
 MAX_COUNT: Final = 1000
 MAX_PROTECTED: Final = 64
 MAX_COLUMNS: Final = 64
-STANDARD: Final = "standard"
-NONE: Final = "none"
 
 
 def _read_place(value: object) -> str:
@@ -134,12 +132,12 @@ STANDARD_DECOYS: Final = (  # `decoys: standard`: those of a developer's machine
 
 
 def _read_decoys(value: object) -> object:
-    if value is None or value == NONE:
+    if value is None or value == "none":
         return ()
-    if value == STANDARD:
+    if value == "standard":
         value = STANDARD_DECOYS
     if not isinstance(value, list | tuple) or len(value) > MAX_DECOYS:
-        raise ValueError(f"expected `{STANDARD}`, `{NONE}` or a list of at most {MAX_DECOYS}")
+        raise ValueError(f"expected `standard`, `none` or a list of at most {MAX_DECOYS}")
     return tuple(value)
 
 
@@ -228,16 +226,14 @@ else:
         AfterValidator(_specs),
         PlainSerializer(
             lambda specs: (
-                STANDARD
+                "standard"
                 if specs == STANDARD_DECOYS
-                else [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs] or NONE
+                else [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs]
+                or "none"
             ),
             return_type=Literal["none", "standard"] | list[dict[str, Any]],
         ),
     ]
-
-
-MAX_VARIABLES: Final = 1024  # all of them go along with each command of a cell
 
 
 class Policy(Strict):
@@ -261,9 +257,7 @@ class Policy(Strict):
     """Who runs commands: a name, a uid, or uid:gid. Default the image's user."""
     workdir: Annotated[str, kinds.WORKDIR] | None = None
     """Where commands run. Default the image's working directory."""
-    env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
-        default_factory=dict, max_length=MAX_VARIABLES
-    )
+    env: kinds.Env = Field(default_factory=dict)
     """Environment variables, added to the image's; read-only."""
     files: FilesField = ()
     """Files that are copied in."""

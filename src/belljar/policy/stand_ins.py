@@ -33,7 +33,6 @@ Times: TypeAlias = Mapping[
 AnyWords: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS, min_count=0)
 ]
-Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
 CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NETWORKS, min_count=0)
 ]
@@ -224,7 +223,7 @@ class TargetStandIn(StandIn):
     """TCP ports that can be reached; `[all]`: every one."""
     image: Annotated[str, IMAGE] = "default"
     """The cell's root filesystem."""
-    env: Env = Field(default_factory=dict, max_length=MAX_WORDS)
+    env: kinds.Env = Field(default_factory=dict)
     """Environment variables, added to the image's."""
     user: Annotated[str, kinds.USER] | None = None
     """Who it runs as. Default the image's."""
