@@ -110,9 +110,6 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
     return files_of(Path(directory)) if isinstance(directory, str) and directory else None
 
 
-# ---- reading
-
-
 def is_compose_name(config: str) -> bool:
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
@@ -220,9 +217,6 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: mapping(of, f"service {name}") for name, of in written.items()}
 
 
-# ---- `include`
-
-
 def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, Any]:
     whole = _at_home({key: value for key, value in document.items() if key != "include"})
     items = each(document.get("include") or [])
@@ -263,9 +257,6 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
             placed[name] = {key: value for key, value in fields.items() if key != HOME_KEY}
             placed[name] |= {HOME_KEY: home} if home else {}
     return {**document, "services": placed}
-
-
-# ---- images and builds
 
 
 def image_of(name: str) -> str:

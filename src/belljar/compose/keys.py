@@ -115,9 +115,6 @@ def read_service(
     return converted
 
 
-# ---- keys that are converted
-
-
 def _image(name: str, converted: Converted) -> None:
     try:
         image = document.image_of(name)
@@ -178,9 +175,6 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
             converted.hosts.append((name, address))
 
 
-# ---- rights
-
-
 def _security_opt(options: list[str], converted: Converted) -> None:
     for option in options:
         # Docker accepts `:` and `=` between an option's name and its value.
@@ -234,9 +228,6 @@ def _privileged(value: object, converted: Converted, *, key: str = "privileged")
         rights = ", ".join([*(f"CAP_{name}" for name in sorted(_GRANTED)), *DEBUGGER_CALLS])
         why = f"{rights}, as far as its tier has them, are granted in tier {_CALLING}"
         converted.granted(key, why, privileged=True)
-
-
-# ---- the table
 
 
 _CONVERTED: Final[Mapping[str, Convert]] = {

@@ -108,9 +108,6 @@ def _read(
     )
 
 
-# ---- volumes
-
-
 def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
@@ -160,9 +157,6 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
     cell.note("volumes", f"{source} is copied to {target} ({size}): {later}")
 
 
-# ---- variables
-
-
 def add_env_files(cell: Converted) -> None:
     """Add a service's `env_file`. Raises `CannotKeepError`."""
     found = dict[str, str]()
@@ -183,9 +177,6 @@ def add_env_files(cell: Converted) -> None:
     if cell.model.env_file:
         # As in Compose, `environment` wins over `env_file`.
         cell.words["env"] = {**found, **cell.words.get("env", {})}
-
-
-# ---- programs and health
 
 
 def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, Any]:
@@ -237,9 +228,6 @@ def health_of(check: Healthcheck | None) -> dict[str, Any]:
     }
 
 
-# ---- the order of services
-
-
 def waits_of(services: Mapping[str, Service]) -> Waits:
     """Raises `CannotKeepError` for an unknown service."""
     waits: dict[str, dict[str, Condition]] = {}
@@ -287,9 +275,6 @@ def in_order(waits: Waits, *, default: str) -> list[str]:
         circle = printable(", ".join(error.args[1][:-1]))
         why = f"its compose file's services depend on each other in a circle: {circle}"
         raise CannotKeepError(why) from None
-
-
-# ---- networks
 
 
 def read_networks(services: Mapping[str, Service], networks: object) -> dict[str, list[str]]:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
     from belljar.policy.model import Policy
 
-# ---- obstacles
-
 
 class ObstacleError(HostError):
     """Its first obstacle is shown."""
@@ -65,8 +63,7 @@ def warnings_of(
         yield f"this range reaches something real ({hosts}): {what}"
 
 
-# ---- the whole plan; every dynamic string is escaped
-
+# Every dynamic string is escaped.
 _LABEL_WIDTH: Final = 10
 _MAX_PROGRAM_CHARS: Final = 200  # an image's command may be a whole script
 
@@ -137,8 +134,6 @@ def _decoys(policy: Policy) -> Iterator[str]:
 
 
 _SHOWN_DIGITS: Final = 12  # as many as `docker images` shows; `--json` has all
-
-# ---- layers and bounds
 
 
 @cache

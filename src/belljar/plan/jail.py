@@ -42,7 +42,7 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """`uids` and `gids` are an OCI workload's, beside its stage."""
+    """`uids` and `gids` are an OCI workload's."""
 
     host_uid: int
     host_gid: int
@@ -69,13 +69,11 @@ def nested_cell_ids() -> JailIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailMount:
-    """One mount in the new root, in order; `target` exists there, or is made on a tmpfs.
+    """One mount in the new root; `target` exists there, or is made on a tmpfs.
 
-    - `bind`: `source`, noexec and read-only.
+    - `bind`: `source`, noexec, read-only unless `writable`.
     - `tree`: directory `source`, read-only; `shift` (id on disk, host id, count) id-maps it.
-    - `device`: `source`, one character device.
     - `tmpfs`: at most `size_bytes` and `inodes`; noexec unless `executable`.
-    - `proc`, `sysfs` and `cgroup`: the jail's own.
     - `overlay`: of `lower`, `upper` and `work` in the new root; the last two are made.
     """
 
@@ -95,7 +93,7 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """`kept` and `stdin` are the program's; a byte on `network` says ready."""
+    """A byte on `network` says that the link is ready."""
 
     lifeline: int
     status: int

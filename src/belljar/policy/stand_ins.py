@@ -61,7 +61,6 @@ class StandIn(Strict):
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
     file_field: ClassVar[str] = ""  # names an author's file; the stand-in sees its directory
     directory_field: ClassVar[str] = ""  # names an author's directory
-
     kind: str
     """What it plays."""
     names: kinds.Names
@@ -107,7 +106,6 @@ class HttpStandIn(StandIn):
     """Routes, templates and files of the author's."""
 
     directory_field: ClassVar[str] = "files"
-
     kind: Literal["http"]
     routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)]
     """What is answered: the first route that fits a request."""
@@ -119,7 +117,6 @@ class HarStandIn(StandIn):
     """Replays a recording."""
 
     file_field: ClassVar[str] = "recording"
-
     kind: Literal["har"]
     recording: Relative
     """The HAR file, in a directory of its own."""
@@ -129,7 +126,6 @@ class RegistryStandIn(StandIn):
     """A package registry; uploads go into a void."""
 
     directory_field: ClassVar[str] = "packages"
-
     kind: Literal["pypi", "npm", "debian"]
     packages: Directory
     """The directory of the packages."""
@@ -139,7 +135,6 @@ class GitStandIn(StandIn):
     """Git over HTTP: clones are served, pushes are recorded."""
 
     directory_field: ClassVar[str] = "repositories"
-
     kind: Literal["git"]
     repositories: Directory | None = None
     """The directory of repositories. Default: none."""
@@ -284,7 +279,6 @@ class PythonStandIn(TargetStandIn):
     """An ASGI app, run in a cell."""
 
     directory_field: ClassVar[str] = "files"
-
     kind: Literal["python"]
     app: Annotated[
         str,
