@@ -33,7 +33,6 @@ def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: AN
 DADDR: Final = field("ip", "daddr")
 TCP: Final = match(L4PROTO, "tcp")
 
-
 # Where a packet goes and comes from, as a set's element.
 DESTINATION: Final[Statement] = {"concat": [DADDR, L4PROTO, field("th", "dport")]}
 SOURCE: Final[Statement] = {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}

@@ -31,8 +31,6 @@ _MAX_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096  # a page: a smaller file takes one all the same
 _MIN_INODES: Final = 16_384  # a small disk still holds a tree of small files
 _MAX_INODES: Final = 4_194_304  # a tmpfs holds inodes in the kernel's memory
-
-
 _MASKED: Final = (
     "acpi asound bus config.gz consoles driver dynamic_debug fs irq scsi pressure cmdline kcore "
     "keys key-users kmsg kallsyms modules latency_stats lockdep lock_stat timer_list "
@@ -50,7 +48,6 @@ READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")  # some sysctls are the whole
 CPU_FILES: Final = tuple(  # all that is shown of the host's sysfs
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
 )
-
 
 _WORD: Final = 0xFFFF_FFFF  # of most arguments the kernel looks at the lower 32 bits alone
 # The machine's own: 32-bit and x32 calls on x86_64 kill the caller.
@@ -274,8 +271,6 @@ _RUNSC_FLAGS: Final = (
     "--directfs=false",  # the sentry opens no file of the jail itself: the gofer does
     "--oci-seccomp",
 )
-
-
 _NAMESPACES: Final = ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
 
 

@@ -228,7 +228,6 @@ URL_PATH: Final = checked(
     re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII).fullmatch,
 )
 
-
 # What stands behind a port's slash; `tls` is HTTPS, `smtps` is mail within TLS.
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.

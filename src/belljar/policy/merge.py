@@ -31,8 +31,6 @@ _CONTENT: Final[Mapping[str, Any]] = {  # fields that open nothing, and their va
     "env": {},
     "files": (),
 }
-
-
 _STOPS: Final = [*Stop].index
 
 

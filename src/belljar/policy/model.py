@@ -61,7 +61,6 @@ Id: TypeAlias = Annotated[
     ),
 ]
 
-
 # Files that can hold the login of a service.
 _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
 

@@ -19,8 +19,6 @@ MAX_UPSTREAMS: Final = 32  # a reviewer reads each reason: a longer list would b
 RUN_BUDGETS: Final = 100  # a run's default budget, in samples' budgets
 MIN_REASON_CHARS: Final = 10  # an upstream is real: a word alone tells a reviewer nothing
 MAX_REASON_CHARS: Final = 500  # a sentence, not a page: a plan with many of them must stay readable
-
-
 _REASON: Final = kinds.checked(
     "a reason",
     f"is not a reason: write one sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters",

@@ -24,7 +24,6 @@ MAX_TOOLS: Final = 64
 MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
 
-
 # As written; it is normalised where it is looked up. `parse_reference` raises what is wrong.
 IMAGE: Final = kinds.checked(
     "an image", "", lambda image: IMAGE_ID.fullmatch(image) or parse_reference(image)
@@ -119,10 +118,8 @@ FilesField: TypeAlias = Annotated[  # a list of files, no two of them with one t
     tuple[FileCopy, ...], list_of(MAX_FILES, min_count=0), AfterValidator(_each_target_once)
 ]
 
-
 # ---- rights inside the cell: only those that can reach neither the host nor the guest agent, whose
 # word counts in verdicts (docs/threat-model.md has the reason of each)
-
 
 _CAPABILITY: Final = kinds.checked(
     "a capability",
@@ -197,7 +194,6 @@ HostToolsField: TypeAlias = Annotated[
     ),
     PlainSerializer(_written_host_tools),
 ]
-
 
 # Servers whose command line is known here; any other is written as a list of words.
 PRESETS: Final = ("llama_cpp", "vllm")

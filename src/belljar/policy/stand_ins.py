@@ -23,7 +23,6 @@ NETWORKS: Final = (
 # Docker's names, so that a compose file's check is one here.
 _TIMES: Final = "^(interval|timeout|start_period|start_interval|retries)$"
 _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
-
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS)]
@@ -37,7 +36,6 @@ CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NETWORKS, min_count=0)
 ]
 NetworksField: TypeAlias = Annotated[CellNetworks | None, Field(description=NETWORKS)]
-
 
 # With the options of a compose file's `tmpfs`, which begin behind a colon: the path can't have one.
 DIRECTORY: Final = kinds.checked(
