@@ -270,7 +270,7 @@ def image_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """Paths are below `root`; `inline` is a text."""
+    """An image to build from paths below `root`."""
 
     image: str
     root: str

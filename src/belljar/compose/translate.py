@@ -40,7 +40,7 @@ _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowEr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """`network` None: one cell; `is_apart`: `network_mode: none`."""
+    """`network` is None for one cell; `is_apart`: it has none."""
 
     service: str
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -278,7 +278,7 @@ def in_order(waits: Waits, *, default: str) -> list[str]:
 
 
 def read_networks(services: Mapping[str, Service], networks: object) -> dict[str, list[str]]:
-    """Raises `CannotKeepError`; a network of all is left out."""
+    """Leave out a network of all. Raises `CannotKeepError`."""
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():

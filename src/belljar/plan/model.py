@@ -62,7 +62,7 @@ ObstacleCode = StrEnum(  # one reason, as programs tell them apart
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why this host can't. It is not escaped."""
+    """One reason why this host can't, not escaped."""
 
     code: ObstacleCode
     what: str
@@ -72,7 +72,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """`image` None: the plan can only be shown."""
+    """One cell's plan; without `image` it is only shown."""
 
     policy: Policy
     risk: Risk

@@ -46,7 +46,7 @@ class StandInPlan:
 
     @property
     def is_detached(self) -> bool:
-        """It has no network device."""
+        """The cell has no network device."""
         return self.is_target and self.settings.get("networks") == []
 
     @property

@@ -43,7 +43,7 @@ def marked(mark: int) -> Statement:
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
-    """Only `are` is set of these."""
+    """Match where only `are` is set of these."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
@@ -77,7 +77,7 @@ canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode  # keys 
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Leave out handles and counts."""
+    """Compare a listing with `render_rules`, but for handles and counts."""
     try:
         have = known_rules(listed)
     # A listing in another shape may hide a change: it counts as one.

@@ -118,7 +118,7 @@ def read_text(value: object, what: str) -> str:
 def checked(
     what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
-    """Take text that `accepts`; else `error` follows it."""
+    """Take text for which `accepts` is true."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
         text = read_text(value, what)

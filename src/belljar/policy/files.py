@@ -49,7 +49,7 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
 
 @contextmanager
 def open_regular(directory: Path, name: str) -> Iterator[int]:
-    """Raises as `open_beneath`, and `ValueError`."""
+    """Raises `ValueError` for anything else, and as `open_beneath`."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")

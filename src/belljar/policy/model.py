@@ -1,4 +1,4 @@
-"""What a policy says, as a person wrote it, typed: frozen, strict, nothing unknown."""
+"""A policy as a person wrote it, typed: frozen and strict."""
 
 from __future__ import annotations
 
@@ -198,14 +198,13 @@ class GuardText(Strict):
     protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = ()
     """Data of your own that may not leave."""
     classes: Annotated[tuple[Literal["card", "iban", "email"], ...], list_of(3, min_count=0)] = ()
-    """Personal data that is looked for. Credentials, private keys and seed phrases always are."""
+    """Personal data that is looked for, beside credentials, keys and seed phrases."""
     action: Annotated[
         Mapping[Annotated[Place, kinds.WORD], Annotated[Action, kinds.WORD]],
         AfterValidator(_check_actions),
     ] = {}
-    """What becomes of what is found. In `range` (sent within the range) and `upstream` (to a real
-    service): flag, block, stop. In `output` (taken out of a cell) and `model` (to the model's
-    provider): flag, redact, stop."""
+    """What becomes of it. In `range` (sent within) and `upstream` (to a real service): flag, block,
+    stop. In `output` (taken out) and `model` (to its provider): flag, redact, stop."""
 
     def rules(self) -> GuardRules:
         """Return the same without pydantic."""
@@ -265,7 +264,7 @@ class Policy(Strict):
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
         WrapSerializer(lambda network, dump: "none" if network is None else dump(network)),
     ] = Field(default=None, json_schema_extra={"default": "none"})
-    """What the cell reaches, all of it simulated. none: it has no network device at all."""
+    """What the cell reaches, all of it simulated. none: it has no network device."""
     rights: Rights | None = None
     """What the workload may do inside its cell beyond an ordinary container's. Granted by a tier
     whose kernel is the cell's own."""
@@ -277,8 +276,8 @@ class Policy(Strict):
     decoys: DecoysField = Field(default=(), json_schema_extra={"default": "none"})
     """Fake secrets and services, made for each sample alone: `none`, `standard`, or a list."""
     guard: GuardText | None = None
-    """What is looked for in all that leaves the cell, and what becomes of it. Default: credentials
-    and decoys are flagged, and blocked on their way to a real service."""
+    """What is looked for in all that leaves the cell. Default: credentials and decoys are flagged,
+    and blocked on their way to a real service."""
     snapshots: bool = False
     """Whether a cell in use may be saved and forked."""
     model: ModelBlock | None = None

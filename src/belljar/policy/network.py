@@ -43,7 +43,7 @@ class Upstream(Strict):
         description=f"The most of all samples of a run. Default: {RUN_BUDGETS} times `budget`.",
     )
     reason: Annotated[str, _REASON]
-    """Why a stand-in would not do, in a sentence; shown in plan and report."""
+    """Why a stand-in would not do, in a sentence."""
 
     @property
     def whole_run(self) -> int:
@@ -61,7 +61,7 @@ class Record(Strict):
     """The bounds of a range's record."""
 
     packets: Annotated[int, kinds.size("1MiB", "64GiB")] = kinds.amount("512MiB")
-    """The packet record at most; a cell that sends more makes the sample void."""
+    """The packet record; a cell that sends more makes the sample void."""
     events: Annotated[int, kinds.size("16MiB", "1TiB")] = kinds.amount("1GiB")
     """The range's events and kept bodies at most; a further one ends the range."""
 

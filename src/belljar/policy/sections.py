@@ -46,11 +46,9 @@ class ResourcesText(Strict):
     exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
         _DEFAULT.exec_timeout_s, json_schema_extra={"default": "10m"}
     )
-    """After this long a command without a timeout of its own is killed with its whole tree. From 1s
-    to 1d, at most the lifetime."""
+    """A command without one of its own is killed then. From 1s to 1d, at most the lifetime."""
     output: Annotated[int, kinds.size("1KiB", "256MiB")] = kinds.amount("10MiB")
-    """The most that is kept of each output stream of one command; the rest is dropped and counted.
-    From 1KiB to 256MiB."""
+    """Kept of each stream of one command; the rest is dropped and counted. From 1KiB to 256MiB."""
 
     @field_validator("exec_timeout", mode="after")
     @classmethod
