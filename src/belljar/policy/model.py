@@ -371,7 +371,7 @@ class Policy(Strict):
         return self.guard.rules() if self.guard else GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, in bytes and seconds, with defaults."""
+        """Return JSON values, in bytes and seconds."""
         return self.model_dump(mode="json")
 
 

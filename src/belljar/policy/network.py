@@ -38,10 +38,8 @@ class Upstream(Strict):
     """HTTP methods that are passed on."""
     budget: Annotated[int, kinds.size("1KiB", "100GiB")]
     """The most bytes of each sample, both directions; a dial costs 512."""
-    run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = Field(
-        default=None,
-        description=f"The most of all samples of a run. Default: {RUN_BUDGETS} times `budget`.",
-    )
+    run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = None
+    """The most of all samples of a run. Default: 100 times `budget`."""
     reason: Annotated[str, _REASON]
     """Why a stand-in would not do, in a sentence."""
 
