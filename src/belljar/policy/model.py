@@ -271,8 +271,8 @@ class Policy(Strict):
     host: sections.HostRules | None = None
     """What the host must be for a cell to run on it. Default: nothing."""
     host_tools: HostToolsField = None
-    """Tools of the evaluation that act outside of the cell (MCP servers, web search). Default
-    refuse for risk high and critical, report below."""
+    """Tools that act outside of the cell (MCP servers, web search). Default refuse for risk high
+    and critical, report below."""
     decoys: DecoysField = Field(default=(), json_schema_extra={"default": "none"})
     """Fake secrets and services, made for each sample alone: `none`, `standard`, or a list."""
     guard: GuardText | None = None
