@@ -101,7 +101,8 @@ def read_service(
     converted = Converted(name, model, home)
     for key, known in found.items():
         value = getattr(model, key) if key in valued else written[key]
-        if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and value:
+        is_set = value or key == "build"  # an empty one has Docker's defaults
+        if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and is_set:
             converted.note(key, known.why, known.fate)
         elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
