@@ -9,7 +9,6 @@ import inspect
 import json
 import math
 import os
-import shlex
 import sys
 import tempfile
 import tomllib
@@ -28,11 +27,12 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy, TaskOS
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
+from belljar.compose.document import ServiceBuild
 from belljar.dataclass import replace
 from belljar.errors import CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.host.settings import resolve_here
-from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
+from belljar.image.missing import build_missing
 from belljar.image.store import Store
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
@@ -44,8 +44,7 @@ from belljar.probe.run import probe_cell
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
-# Of the run directory's runs, beside `run` and `exec`.
-KIND: Final = "harbor"
+KIND: Final = "harbor"  # of the run directory's runs, beside `run` and `exec`
 
 
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Python 3.12 only
@@ -53,6 +52,8 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     The task's image, limits, variables and work directory replace the policy's.
     """
+
+    _run: RunDirectory  # from the start on
 
     def __init__(
         self,
@@ -63,7 +64,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         self._loaded = resolve_here(policy or None)
         self._cell: Cell | None = None
         self._router: Router | None = None
-        self._run: RunDirectory | None = None
         self._verdict = Verdict.VOID
         # The run outlives the range: its last event has the verdict of the end.
         self._stack, self._range = AsyncExitStack(), AsyncExitStack()
@@ -71,12 +71,10 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @staticmethod
     def type() -> str:
-        """The environment's name in Harbor's messages."""
         return "belljar"
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """A policy's possible networks: none, or its stand-ins' names."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
@@ -87,7 +85,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Limits are hard; whole processors."""
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     def _validate_definition(self, *_policy: NetworkPolicy) -> None:
@@ -101,7 +98,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         """Change nothing: `start` refuses a task whose phases differ."""
 
     def _hosts(self) -> frozenset[str]:
-        """Return the names that all task phases may reach. Raises `PolicyError`."""
+        """Return the names that all phases may reach. Raises `PolicyError`."""
         wanted = [self._network_policy, *self._phase_network_policies]
         is_public = any(each.network_mode == NetworkMode.PUBLIC for each in wanted)
         if is_public and _names_public(self.environment_dir):
@@ -155,7 +152,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     async def stop(self, delete: bool) -> None:  # noqa: ARG002, FBT001 - a cell is never kept
         """Probe and destroy the cell, with proof; seal the record. Raises `ContainmentBreach`."""
-        if self._cell is None or self._run is None:
+        if self._cell is None:
             return
         run = self._run
         async with self._stack:
@@ -177,20 +174,17 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             raise ContainmentBreach("a probe got out of the cell", where=str(run.path))
 
     async def _probe(self, phase: str) -> ProbeReport:
-        cell, run = self._running(), self._run
-        if run is None:
-            raise RuntimeError("the environment is not started")
-        return await probe_cell(cell, recorder=run.recorder, router=self._router, phase=phase)
+        cell, recorder = self._running(), self._run.recorder
+        return await probe_cell(cell, recorder=recorder, router=self._router, phase=phase)
 
     def _record(self, kind: Kind) -> None:
         about = {"task": self.environment_name, "sample": self.session_id, "uuid": self.session_id}
         cell_id, actor = self._running().id, Actor.HARNESS
-        if self._run is not None:
-            event = Event(kind=kind, data={**about}, cell_id=cell_id, actor=actor)
-            self._run.recorder.record(event)
+        event = Event(kind=kind, data={**about}, cell_id=cell_id, actor=actor)
+        self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
-        """The store's name of the task's image. Raises `HostError`, `PolicyError`."""
+        """Raises `HostError`, `PolicyError`."""
         config = self.task_env_config
         if config.gpus or config.tpu or config.os == TaskOS.WINDOWS:
             raise self._refused("a task gets no GPU, no TPU and no Windows")
@@ -201,25 +195,17 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             raise self._refused("no directory of the host is mounted into a cell")
         dockerfile, wanted = self.environment_dir / "Dockerfile", config.docker_image
         home = belljar_home()
-        store = Store(home)
         if wanted and not (force_build and dockerfile.exists()):
-            if (error := store.missing(wanted)) is not None:
+            if (error := Store(home).missing(wanted)) is not None:
                 raise error
             return str(wanted)
-        name = f"harbor-{self.environment_id[:12]}"
-        request = BuildRequest(context=self.environment_dir, name=name, keep_setuid=True)
-        try:
-            # One that was built with the network, by hand, is as good.
-            if store.missing(name) is not None or not is_built(store, store.find(name), request):
-                build_dockerfile(home, request, report=self.logger.info)
-        except StepError as error:
-            build = shlex.join(["image", "build", "-t", name, str(self.environment_dir)])
-            hint = f"if its steps need the network: belljar {build} --network"
-            raise PolicyError(error.what, where=error.where, hint=hint) from error
+        name, root = f"harbor-{self.environment_id[:12]}", str(self.environment_dir)
+        # One that was built with the network, by hand, is as good.
+        build = ServiceBuild(image=name, root=root, context=".", dockerfile="Dockerfile", args={})
+        build_missing([build], {name}, home, report=self.logger.info)
         return name
 
     def _policy(self, image: str, hosts: frozenset[str]) -> LoadedPolicy:
-        """The operator's policy for this task."""
         policy, config = self._loaded.policy, self.task_env_config
         limits = policy.resources
         for name, wanted in (
@@ -240,9 +226,9 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         return replace(self._loaded, policy=policy.model_copy(update=changes))
 
     def _source(self, path: Path | str) -> Path:
-        """A path that may be sent: no link leads it out of the directory that it is in.
+        """Return a path that may be sent: no link leads it out of the directory that it is in.
 
-        Of the task, the trial, Harbor itself, or a file that Harbor made. Raises `PolicyError`.
+        That is the task's, the trial's, Harbor's own, or of temporary files. Raises `PolicyError`.
         """
         trial = getattr(self.trial_paths, "trial_dir", None)
         package = Path(inspect.getfile(BaseEnvironment)).parents[1]
@@ -265,7 +251,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command in bash. Raises `RuntimeError` on timeout, like Docker's."""
+        """Raises `RuntimeError` on timeout, like Docker's."""
         who = self._resolve_user(user)
         output = await self._running().exec(
             ["bash", "-c", command],
@@ -286,20 +272,17 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         )
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file or a directory's files into the cell."""
         source = self._source(source_path)
         await self._running().upload(source, target_path, overwrite=True, user="0")
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy a directory's files into the cell's."""
         await self.upload_file(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the cell."""
         await self._running().download(source_path, target_path, overwrite=True, user="0")
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy a directory of the cell; names links out, pipes and devices."""
+        """Copy a directory; name links out of it, pipes and devices."""
         options = {"overwrite": True, "skip_unsafe": True}
         done = await self._running().download(source_dir, target_dir, user="0", **options)
         for path in done.skipped:
@@ -312,10 +295,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
 
 def _names_public(environment_dir: Path) -> bool:
-    """Return whether the task itself asks for the Internet, or is not there to say.
-
-    Harbor's own default is public, too, and reaches an environment in the same way.
-    """
+    """Harbor's own default is public, too: the task must ask."""
     for directory in environment_dir.parents:  # a step's verifier lies deeper than the task's
         try:
             task = tomllib.loads((directory / "task.toml").read_text())
@@ -329,7 +309,6 @@ def _names_public(environment_dir: Path) -> bool:
 
 
 def _allowed(network: Network, hosts: frozenset[str]) -> Network:
-    """Return the policy's stand-ins with these names: nothing real."""
     kept = dict[str, Any]()
     for name, item in network.stand_ins.items():
         if names := tuple(each for each in item.names if each in hosts):

@@ -1,8 +1,7 @@
 """Belljar without `async`: the same names, which wait.
 
-Each opened cell, pool or range has a thread of its own with an event loop. A call that is
-interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for and then
-raised, so that nothing of it goes on behind the caller's back.
+Each opened cell, pool or range has a thread of its own with an event loop. An interrupted call
+is cancelled, waited for and then raised: nothing of it goes on.
 """
 
 from __future__ import annotations
@@ -301,11 +300,8 @@ class CellStream(_Facade[AsyncCellStream]):
 
     def receive(self, max_bytes: int = 65536) -> bytes:
         """See `belljar.CellStream.receive`; it returns `b""` at the end."""
-        return self._loop.call(self._receive, max_bytes)
-
-    async def _receive(self, max_bytes: int) -> bytes:
         try:
-            return await self._inner.receive(max_bytes)
+            return self._loop.call(self._inner.receive, max_bytes)
         except anyio.EndOfStream:
             return b""
 

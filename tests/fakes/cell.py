@@ -31,6 +31,7 @@ from belljar.differences import Difference
 from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind
 from belljar.harness.source import RealCells
+from belljar.image.store import MissingImage
 from belljar.ledger.rundir import RunDirectory
 from belljar.plan.make import granted
 from belljar.policy.limits import Risk, Tier
@@ -262,8 +263,8 @@ class FakeCells(RealCells):
     def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
         """Nothing is built."""
 
-    def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
-        """Of a fake cell nothing is missing."""
+    def missing_images(self, policies: Iterable[LoadedPolicy]) -> tuple[MissingImage, ...]:
+        return ()
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
         return self.of_images

@@ -76,7 +76,7 @@ def metadata(judged: Judged) -> str | None:
     known = judged.logged.metadata.get("containment", {}) if judged.logged else {}
     return (
         str(known["verdict"])
-        if known.get("run_id") == judged.outcome.run_id and "verdict" in known
+        if known.get("run_id") == judged.outcome.path.name and "verdict" in known
         else None
     )
 
@@ -105,14 +105,18 @@ SAMPLE_PLACES: Final[Mapping[str, Callable[[Judged], str | None]]] = {
     "score": score,
     "scorer's view": scorers_view,
     "--require-contained": required,
-    "belljar verdict": lambda judged: judged.of(judged.said("verdict", judged.outcome.run_id)[1]),
+    "belljar verdict": lambda judged: judged.of(
+        judged.said("verdict", judged.outcome.path.name)[1]
+    ),
 }
 """Each gives the sample's verdict, None where it shows none."""
 
 
 def listed(judged: Judged) -> dict[str, Any]:
     (found,) = [
-        each for each in judged.said("runs", "--all")[1] if each["run_id"] == judged.outcome.run_id
+        each
+        for each in judged.said("runs", "--all")[1]
+        if each["run_id"] == judged.outcome.path.name
     ]
     return dict(found)
 
@@ -121,10 +125,10 @@ RUN_PLACES: Final[Mapping[str, Callable[[Judged], tuple[str, int]]]] = {
     "outcome": lambda judged: (judged.outcome.findings.verdict.value, judged.outcome.exit_code),
     "findings.json": lambda judged: _both(json.loads((judged.path / FINDINGS).read_text())),
     "belljar runs": lambda judged: (listed(judged)["verdict"], listed(judged)["exit_code"]),
-    "belljar verdict": lambda judged: _both(judged.said("verdict", judged.outcome.run_id)[1]),
+    "belljar verdict": lambda judged: _both(judged.said("verdict", judged.outcome.path.name)[1]),
     "exit code of belljar verdict": lambda judged: (
         judged.outcome.findings.verdict.value,
-        judged.said("verdict", judged.outcome.run_id)[0],
+        judged.said("verdict", judged.outcome.path.name)[0],
     ),
 }
 """Each gives the run's verdict and exit code."""

@@ -82,7 +82,7 @@ def refused(wire: HostConnection, said: bytes, why: str) -> None:
     assert caught.value.hint
     with pytest.raises(ProtocolViolation, match=why):
         wire.feed(b"")
-    assert (len(wire._pending), wire.live_ops) == (0, 0)
+    assert (len(wire._pending), wire.live) == (0, {})
 
 
 def ready_read() -> HostConnection:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
-from belljar.channel.operations import SocketPipe
+from belljar.channel import operations
 from belljar.errors import CellError
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
@@ -25,13 +26,12 @@ async def test_a_malformed_frame_ends_the_cell(
     vm_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every call ends with the cell's error; it is destroyed, and the record verifies."""
-    received = SocketPipe.receive
-    hostile = False
+    received, hostile = operations.receive, False
 
-    async def receive(self: SocketPipe, max_bytes: int = 65536) -> bytes:
-        return FORGERY if hostile else await received(self, max_bytes)
+    async def receive(sock: socket.socket) -> bytes:
+        return FORGERY if hostile else await received(sock)
 
-    monkeypatch.setattr(SocketPipe, "receive", receive)
+    monkeypatch.setattr(operations, "receive", receive)
     with start_run("exec", None, ["hostile"], home=vm_home) as run:
         async with open_cell("high", run=run, home=vm_home) as cell:
             assert (await cell.exec(["true"])).returncode == 0

@@ -1,4 +1,1 @@
-"""Joins isolation and channel into a cell; owns its lifetime and its record.
-
-No operation takes effect before its start is recorded.
-"""
+"""Joins isolation and channel into a cell; no operation begins before it is recorded."""

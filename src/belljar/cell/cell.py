@@ -1,7 +1,4 @@
-"""A running cell and its operations, recorded before they begin and when they have ended.
-
-On a cell that has died each raises `CellError` with the cause of death; nothing is retried.
-"""
+"""A running cell. Each operation is recorded before it begins and when it has ended."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ class CellStream(ByteStream):
         self._sent_eof = self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Receive at least one byte. Raise `CellError` when the cell died.
-
-        Raise `anyio.EndOfStream` when the server has ended its side or reset the connection.
-        """
+        """Receive bytes. Raise `anyio.EndOfStream` at the end or a reset, `CellError`."""
         self._check_open()
         if not self._held:
             with self._death_reported():
@@ -80,10 +74,7 @@ class CellStream(ByteStream):
         return taken
 
     async def send(self, item: bytes) -> None:
-        """Send all of it; wait while the server doesn't read.
-
-        Raise `anyio.BrokenResourceError` when the server is gone, `CellError` when the cell died.
-        """
+        """Send all. Raise `anyio.BrokenResourceError` without the server, `CellError`."""
         self._check_open()
         if self._sent_eof:
             raise anyio.ClosedResourceError
@@ -133,7 +124,7 @@ class Snapshot:
     """A cell at one moment. Its run deletes it at the end, with proof.
 
     Attributes:
-        state: `machine` has memory, processes and files, `files` only files (container, gvisor).
+        state: `machine` has memory, processes and files, `files` only files.
         digest: the SHA-256 of all of it.
         key: a digest of VMM, processor, kernel, image and limits, which a fork needs again.
     """
@@ -154,8 +145,8 @@ class Snapshot:
     async def fork(self) -> AsyncIterator[Cell]:
         """Open a cell that goes on from here with its own identity, randomness and clock.
 
-        A revert of it leads to the policy's clean state. Raise as `open_cell`, `CellError` for a
-        changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
+        Raise as `open_cell`, `CellError` for a changed or deleted snapshot, `HostError` for
+        another VMM, processor, kernel or image. A revert leads to the policy's clean state.
         """
         async with self.origin.fork(self) as opened:
             yield opened.cell
@@ -168,8 +159,8 @@ class Cell(ExecOperations, FileOperations):
         has_port: it has a network device, on its range's network.
         image_command: the image's entrypoint and command, often nothing.
         image_health: the image's check, as `health` of a target cell.
-        describe: adds `sample` or `epoch` to its entry in `belljar ps`.
-        tier, emulated: how it is isolated; the guest and VMM lack hardware virtualisation.
+        describe: adds fields to its entry in `belljar ps`.
+        tier, emulated: its isolation; it lacks hardware virtualisation.
         env: a command's default variables: the image's with the policy's on top.
         timings_ms: the duration of each phase of its making.
         failure: the error of its death, once an operation has met it.
@@ -221,8 +212,7 @@ class Cell(ExecOperations, FileOperations):
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
         Running operations end with `CellError`. The old machine is destroyed meanwhile, with
-        proof; the end of the cell's block raises its findings. A failed revert leaves the old
-        machine unchanged; a breach ends it, too.
+        proof; the end of the cell's block raises its findings. A failed revert changes nothing.
 
         `to` is a snapshot of any cell of this run and policy. `verify` searches the new machine
         for traces left in the old one just before; risk `high` and above does by default.
@@ -260,9 +250,7 @@ class Cell(ExecOperations, FileOperations):
         user: str | None = None,
         timeout_s: float = 10,
     ) -> AsyncIterator[CellStream]:
-        """Open a byte stream to a port of the cell's own loopback, or to a unix socket in it.
-
-        It goes through the channel, not a network or gateway. Leaving the block closes it.
+        """Open a byte stream, through the channel, to a port of the cell or a unix socket in it.
 
         Raise `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
         of the guest's, `TimeoutError`, `ValueError` (no port, no absolute path), `CellError`.

@@ -1,7 +1,4 @@
-"""Places a policy's decoys in a taken cell, and reports what touches them.
-
-A decoy is on record before it is placed, with keyed digests of its values, never the values.
-"""
+"""Places a policy's decoys in a taken cell, on record first, and reports what touches them."""
 
 from __future__ import annotations
 
@@ -240,10 +237,7 @@ def file_time(newest_s: float, age_s: int) -> float:
 async def watch_files(
     cell: Cell, files: Mapping[str, str], *, record: Callable[[Event], object]
 ) -> AsyncIterator[list[str]]:
-    """Record opens and reads of these files (path → decoy id) during the block.
-
-    A sensor's failure is recorded and yielded. An error of `record` ends the sensor.
-    """
+    """Record touches of these files (path → decoy id); yield what sensors don't see."""
     problems, name = list[str](), ""
 
     def failed(reason: str, of: list[str]) -> None:

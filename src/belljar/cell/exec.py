@@ -31,8 +31,7 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 class RunningCommand:
     """A command of `Cell.open_exec` or `Cell.start`. It ends with its cell at the latest.
 
-    Iterate that of `open_exec` for `(stream, bytes)`, then `wait`. `id` is the operation's
-    number in the record, `outcome` what `wait` returns.
+    Iterate that of `open_exec` for `(stream, bytes)`, then `wait`, which sets `outcome`.
     """
 
     def __init__(
@@ -110,10 +109,7 @@ class RunningCommand:
         await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """Return its outcome, when it has ended; uniterated output is on record alone.
-
-        Raise `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
-        """
+        """Return its outcome. Raise `TimeoutError` when it runs on, `CellError` of its cell."""
         with anyio.move_on_after(timeout_s):
             await self._ended()
         if self.running:
@@ -244,8 +240,7 @@ class ExecOperations(CellBase):
     ) -> AsyncIterator[RunningCommand]:
         """Run a command and talk to it while it runs: streams, signals, a terminal.
 
-        Arguments are as `exec` has them, without a default timeout; for `service` see
-        `ExecRequest`. Leaving the block before the command has ended kills its whole tree.
+        Else it is as `exec`, without a default timeout. An early end of the block kills its tree.
         """
         limit_s, stdin = timeout_s or 0, not service
         seen = self._begin(argv, env, cwd, user, limit_s, stdin=stdin, pty=pty, service=service)

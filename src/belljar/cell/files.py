@@ -45,10 +45,8 @@ _CLEAN_UP_S: Final = 10.0
 class FileInfo:
     """One entry of a cell's file system, as the guest says.
 
-    Attributes:
-        name: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown.
-        kind: `other` is a socket, pipe or device.
-        mode: permissions with set-user-ID, set-group-ID and sticky.
+    Bytes of the name that are no UTF-8 are surrogate escapes. `other` is a socket, pipe or
+    device. `mode` has set-user-ID, set-group-ID and sticky.
     """
 
     name: str
@@ -187,18 +185,14 @@ class FileOperations(CellBase):
         owner: str = "",
         timeout_s: float | None = None,
     ) -> Transfer:
-        """Put records into a directory; all or nothing. Their iterator fills the manifest.
-
-        `mode` is that of made directories. With `times` files have their records' times, and
-        made directories the newest of these.
-        """
+        """Put records into a directory; all or nothing. Their iterator fills the manifest."""
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client
         body = frames.place(who, options["cwd"], directory or ".", overwrite | times << 1)
         body += struct.pack("<I", frames.KEEP_MODE if mode is None else mode)
         body += frames.counted(staging.encode()) + frames.counted(owner.encode())
-        data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
-        with self._files_recorded("upload", target, who, manifest, **data) as result:
+        data = {"user": who, "entries": entries, "bytes": total_bytes, "overwrite": overwrite}
+        with self._files_recorded("upload", target, manifest, **data) as result:
             try:
                 putting = client.operation(OpKind.PUT, body, limit_s, stdin_open=True)
                 async with putting as operation:
@@ -244,7 +238,8 @@ class FileOperations(CellBase):
         async def take(items: Iterator[TreeRecord | bytes]) -> None:
             await in_thread(copy.take, items)
 
-        recording = self._files_recorded("download", path, options["user"], copy.manifest, **bounds)
+        started = {"user": options["user"], **bounds}
+        recording = self._files_recorded("download", path, copy.manifest, **started)
         try:
             with recording as result:
                 await trees.walk(
@@ -271,7 +266,8 @@ class FileOperations(CellBase):
         guard = self.guard
         if guard is None:
             return
-        for path in copy.files():
+        written = (Path(at, name) for at, _, names in os.walk(copy.stage) for name in names)
+        for path in (path for path in written if not path.is_symlink()):
             with path.open("rb") as file:
                 content = file.read(MAX_SCANNED_FILE_BYTES)
             missing_bytes = path.stat().st_size - len(content)
@@ -297,47 +293,38 @@ class FileOperations(CellBase):
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Remove a file or link; with `recursive` also a directory with all that is in it.
-
-        Raise as `write_file`, and `ValueError` for `/`, `.` or `..`.
-        """
+        """Remove a file, or with `recursive` a directory. Raise as `write_file`, `ValueError`."""
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
-        options = self._options(user) | {"recursive": recursive}
-        with self._files_recorded("remove", path, options["user"], recursive=recursive) as result:
+        options, none = self._options(user) | {"recursive": recursive}, TreeManifest()
+        started = {"user": options["user"], "recursive": recursive}
+        with self._files_recorded("remove", path, none, **started) as result:
             count = await trees.remove(self._live.client, path.rstrip("/"), **options)
             result["entries"] = count
 
     async def _look(
         self, action: str, path: str, options: Mapping[str, Any], *, depth: int, max_entries: int
     ) -> list[TreeRecord]:
-        found, manifest, client = list[TreeRecord](), TreeManifest(), self._live.client
+        manifest, client = TreeManifest(), self._live.client
 
         async def take(items: Iterator[TreeRecord | bytes]) -> None:
             for item in items:
                 if isinstance(item, TreeRecord) and item.kind is not RecordKind.LEAVE:
-                    found.append(item)
                     manifest.add(item)
 
-        with self._files_recorded(action, path, options["user"], manifest) as result:
+        with self._files_recorded(action, path, manifest, user=options["user"]) as result:
             await trees.walk(client, path, take, depth=depth, max_entries=max_entries, **options)
-            result["entries"] = len(found)
-        return found
+            result["entries"] = len(manifest.entries)
+        return [record for record, _ in manifest.entries.values()]
 
     @contextmanager
     def _files_recorded(
-        self,
-        action: str,
-        path: str,
-        user: str,
-        manifest: TreeManifest | None = None,
-        **more: JsonValue,
+        self, action: str, path: str, manifest: TreeManifest, **more: JsonValue
     ) -> Iterator[dict[str, JsonValue]]:
         def entries() -> list[Body]:  # of a failed copy, too: what passed may have been read
-            content = b"" if manifest is None else manifest.content()
-            return [body_of("entries", content)] if content else []
+            return [body_of("entries", content)] if (content := manifest.content()) else []
 
-        started = {"action": action, "path": text(path), "user": user, **more}
+        started = {"action": action, "path": text(path), **more}
         with self._recorded(_FILES, started, seen=entries) as result:
             result["action"] = action
             yield result

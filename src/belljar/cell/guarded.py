@@ -1,7 +1,4 @@
-"""The recorder of one cell or range that scans what it records, in a thread.
-
-A finding is recorded as the guest's act, with the number of its event.
-"""
+"""The recorder of a cell or range that scans in a thread what it has recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import anyio.to_thread
 from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, PolicyError
 from belljar.events import Event, Kind, Recorder
-from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.policy.guarding import Action, GuardRules
 from belljar.signals.observe import (
     MIN_SCANNED_BYTES,
     Carried,
@@ -93,8 +90,7 @@ class GuardedRecorder:
         self._queued_bytes = 0
         self._waiting: dict[int, tuple[Future[None], _EventJob]] = {}  # by the event's number
         self._thread = ThreadPoolExecutor(1, "guard")  # made when something is to be scanned
-        self._scanner: Scanner | None = None
-        self._streams: StreamScanner | None = None
+        self._scanners: tuple[Scanner, StreamScanner] | None = None
         self._seen: dict[tuple[str, str, str], int] = {}
         self._told: dict[str, int] = {}  # digests of what the gateway reported
         self._held: dict[str, tuple[tuple[str, str, str], Event]] = {}
@@ -126,13 +122,7 @@ class GuardedRecorder:
                     self._record_counted((str(touch.data["decoy"]), "connect", ""), touch)
             if contacts.records_itself(event):
                 return number
-        parts = tuple(
-            replace(part, place=Place.UPSTREAM)
-            if part.place is Place.RANGE and part.to in self._upstreams
-            else part
-            for part in carried(event)
-        )
-        if parts:
+        if parts := tuple(carried(event, self._upstreams)):
             self._submit(_EventJob(parts=parts, cell_id=event.cell_id, evidence=number))
         return number
 
@@ -160,7 +150,7 @@ class GuardedRecorder:
             else:
                 foreign.append(value)
         self._values = (*own, *foreign[-MAX_FOREIGN:])
-        self._scanner = None
+        self._scanners = None
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
@@ -179,7 +169,7 @@ class GuardedRecorder:
         Hits are on record by then. Only `flag` lets out what could not be scanned whole.
         """
         action = self.rules.action(part.place)
-        scanner = self.made_scanner()
+        scanner, _ = self.scanners()
         scanned = scanner.scan(part.data)
         for hit in scanned.hits:
             self._inner.record(hit_event(part, hit, cell_id=cell_id, action=action))
@@ -248,10 +238,7 @@ class GuardedRecorder:
                 self._queued_bytes -= job.size_bytes
 
     def _scan(self, job: _EventJob) -> None:
-        self.made_scanner()
-        streams = self._streams
-        if streams is None:
-            raise RuntimeError("a scanner has its streams")
+        _, streams = self.scanners()
         for part in job.parts:
             scanned = streams.feed(part.flow, part.channel, part.part, part.data)
             known = {hit.digest for hit in scanned.hits if hit.value_id}
@@ -264,15 +251,16 @@ class GuardedRecorder:
             if not scanned.complete:
                 self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
-    def made_scanner(self) -> Scanner:
+    def scanners(self) -> tuple[Scanner, StreamScanner]:
+        """Make them on first use. Raise `MemoryError`, `ValueError`."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
         with self._lock:
-            if self._scanner is None:
-                self._scanner = Scanner(self.spec)
-                self._streams = StreamScanner(self._scanner)
-            return self._scanner
+            if self._scanners is None:
+                scanner = Scanner(self.spec)
+                self._scanners = scanner, StreamScanner(scanner)
+            return self._scanners
 
     def _report(self, part: Carried, hit: Hit, job: _EventJob) -> None:
         from belljar.signals.values import ValueSource
@@ -346,7 +334,7 @@ async def guarded_recorder(
     recorder = GuardedRecorder(inner, rules, key, values, upstreams)
     if values or rules.classes:
         try:
-            recorder.made_scanner()
+            recorder.scanners()
         except (MemoryError, ValueError) as error:
             what = f"the guard can't look for so much: {printable(str(error)) or 'out of memory'}"
             hint = "name fewer values, or only the columns that matter"

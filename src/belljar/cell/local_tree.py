@@ -42,12 +42,7 @@ KIND_NAMES: Final = {kind: kind.name.lower() for kind in RecordKind} | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A copy into a cell or out of one.
-
-    Attributes:
-        sha256: the digest of the recorded list of entries.
-        skipped: paths left out by `skip_unsafe`.
-    """
+    """A copy; `sha256` is of its recorded list, `skipped` what `skip_unsafe` left out."""
 
     files: int
     directories: int
@@ -70,15 +65,15 @@ class TreeManifest:
     """One tree's entries: JSON lines sorted by path."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[TreeRecord, str]] = {}
+        self.entries: dict[str, tuple[TreeRecord, str]] = {}
         self.skipped: list[str] = []
 
     def add(self, record: TreeRecord, sha256: str = "") -> None:
-        self._entries[record.path] = (record, sha256)
+        self.entries[record.path] = (record, sha256)
 
     def content(self) -> bytes:
         lines = list[str]()
-        for path, (record, sha256) in sorted(self._entries.items()):
+        for path, (record, sha256) in sorted(self.entries.items()):
             line: dict[str, object] = {"path": path, "kind": KIND_NAMES[record.kind]}
             line |= {"mode": f"{record.mode:04o}", "bytes": record.size_bytes}
             line |= {"link": record.link} if record.kind is RecordKind.LINK else {}
@@ -87,7 +82,7 @@ class TreeManifest:
         return "".join(lines).encode()
 
     def transfer(self) -> Transfer:
-        records = [record for record, _ in self._entries.values()]
+        records = [record for record, _ in self.entries.values()]
         kinds = [record.kind for record in records]
         return Transfer(
             files=kinds.count(RecordKind.FILE),
@@ -194,8 +189,8 @@ class TreeDestination:
         self._file: tuple[int, TreeRecord] | None = None
         above = target if target.is_dir() else target.parent
         # Beside its place: rename(2) can't cross file systems.
-        self._stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
-        self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
+        self.stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
+        self._open = [(os.open(self.stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[TreeRecord | bytes]) -> None:
         """Take the guest's next items. Raise `OSError`; `ValueError`: not accepted."""
@@ -251,16 +246,9 @@ class TreeDestination:
             self._file = None
             self.manifest.add(record, self._digest.hexdigest())
 
-    def files(self) -> Iterator[Path]:
-        for directory, _, names in os.walk(self._stage):
-            for name in names:
-                path = Path(directory, name)
-                if not path.is_symlink():
-                    yield path
-
     def place(self) -> None:
         """Move it to its place. Raise `FileExistsError`."""
-        made = self._stage / _ROOT
+        made = self.stage / _ROOT
         is_there, is_directory = os.path.lexists(self._target), self._target.is_dir()
         if is_directory and made.is_dir():
             with (
@@ -284,7 +272,7 @@ class TreeDestination:
         while self._open:
             os.close(self._open.pop()[0])
         with suppress(FileNotFoundError):
-            shutil.rmtree(self._stage)
+            shutil.rmtree(self.stage)
 
 
 @contextmanager

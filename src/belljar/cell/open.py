@@ -39,10 +39,8 @@ from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal
 
-# A cell keeps a dozen open, and needs more while it is made and destroyed.
-_CELL_DESCRIPTORS: Final = 32
-# A range with one cell keeps some thirty open.
-_RANGE_DESCRIPTORS: Final = 64
+# A cell keeps a dozen open, a range some thirty; both need more while they are made and destroyed.
+_DESCRIPTORS: Final = 64
 
 
 @asynccontextmanager
@@ -96,16 +94,15 @@ async def open_range(
 @asynccontextmanager
 async def _machine(opening: Opening, snapshot: Snapshot | None = None) -> AsyncIterator[Range]:
     loaded, run, home = opening.loaded, opening.run, opening.home
-    has_network = loaded.policy.network is not None
     async with AsyncExitStack() as stack:
-        require_free(_RANGE_DESCRIPTORS if has_network else _CELL_DESCRIPTORS)
+        require_free(_DESCRIPTORS)
         with exhaustion_as_host_error():
             check_may_start(home, run=run.run_id)
             if loaded.policy.host:
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
                 await anyio.to_thread.run_sync(hold_air_gap, run, loaded)
-            if has_network:
+            if loaded.policy.network is not None:
                 from belljar.cell.ranges import open_with_network
 
                 opened = await open_with_network(stack, opening, partial(ready_cell, opening))
@@ -118,11 +115,7 @@ async def _machine(opening: Opening, snapshot: Snapshot | None = None) -> AsyncI
                 made = ready_cell(opening, loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
                 again = partial(_machine, replace(opening, ahead=False, on_target=None))
-
-                def fork(snapshot: Snapshot) -> AbstractAsyncContextManager[Range]:
-                    return revertible(again, first=partial(again, snapshot=snapshot))
-
-                opened.cell.origin = CellOrigin(run, home, parts, since, again, fork)
+                opened.cell.origin = CellOrigin(run, home, parts, since, again)
             if loaded.policy.decoys and not opening.ahead:
                 from belljar.cell.decoys import decoys_in
 
@@ -142,11 +135,7 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """Open one cell of these parts, with the policy's files, or continued from `snapshot`.
-
-    `place` is its `range` and `name`; `part_of` the range, or the first cell of one without
-    network. Raise as `open_cell`.
-    """
+    """Open one cell; `place` is its `range` and `name`. Raise as `open_cell`."""
     run_id, home = opening.run.run_id, opening.home
     async with _sandbox(
         parts,

@@ -53,7 +53,7 @@ Parts: TypeAlias = ContainerParts | MachineParts
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Remove what crashed owners left; make plan and template. Record a refusal."""
+    """Reap; then make plan and template. A refusal is recorded."""
     home = home or belljar_home()
     try:
         if (policy.policy.model is None) != (policy.weights is None):

@@ -1,7 +1,4 @@
-"""A pool of cells made and probed ahead of use: taking one costs milliseconds.
-
-It lives in the event loop of its takers.
-"""
+"""A pool of cells made and probed ahead of use, in the event loop of its takers."""
 
 from __future__ import annotations
 

@@ -42,10 +42,7 @@ OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 
 
 class ModelRequests:
-    """Passes requests to the current `handler` until the range's end.
-
-    The handler answers a kind and a body, in a thread; its `ValueError` refuses them.
-    """
+    """Passes requests to the current `handler`, whose `ValueError` refuses them."""
 
     def __init__(self) -> None:
         self.handler: Callable[[str, bytes], bytes] | None = None
@@ -96,7 +93,9 @@ class CellOrigin:
     parts: Parts
     since: FileClock
     machine: Callable[..., AbstractAsyncContextManager[Range]]
-    fork: Callable[[Snapshot], AbstractAsyncContextManager[Range]]
+
+    def fork(self, snapshot: Snapshot) -> AbstractAsyncContextManager[Range]:
+        return revertible(self.machine, first=partial(self.machine, snapshot=snapshot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
@@ -125,7 +124,9 @@ async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeC
         has_port = plan.has_own_cell if target is None else not target.is_detached
         attached = network if has_port else None
         if attached is not None:
-            parts = trusting(parts) if plan.has_tls else parts
+            if plan.has_tls:
+                env = {**ENVIRONMENT, **parts.plan.env}
+                parts = replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]
             port = range_port(attached, name, is_machine=isinstance(parts, MachineParts))
         cell = cells[name] = await stack.enter_async_context(
             make(policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
@@ -161,15 +162,10 @@ async def _enter_network(
         for cell in list(cells.values()):
             cell.mark_failed(error)
 
-    network = await stack.enter_async_context(
-        Network(
-            spec,
-            recorder=recorder,
-            home=home,
-            handle_request=model_requests,
-            on_failure=mark_failed,
-        )
+    made = Network(
+        spec, recorder=recorder, home=home, handle_request=model_requests, on_failure=mark_failed
     )
+    network = await stack.enter_async_context(made)
     stack.push_async_exit(partial(_after, network))
     # when the cells are gone, and before the network's end
     stack.callback(model_requests.close)
@@ -226,15 +222,10 @@ def _spec(
     )
 
 
-async def _after(
-    network: Network,
-    _kind: type[BaseException] | None,
-    error: BaseException | None,
-    _trace: TracebackType | None,
-) -> None:
+async def _after(network: Network, *exc_info: Any) -> None:  # noqa: ANN401 - as `__aexit__`
     """End the range; raise its findings, a breach always."""
     await network.destroy()
-    found = network.error
+    found, error = network.error, exc_info[1]
     if network.destruction is not None:
         network.destruction.raise_if_unclean(
             "the end of its network", where=f"range {network.id}", beside=error or found
@@ -242,8 +233,3 @@ async def _after(
     is_breach = isinstance(found, ContainmentBreach) and not first_of(error, ContainmentBreach)
     if found is not None and (error is None or is_breach):
         raise found
-
-
-def trusting(parts: Parts) -> Parts:
-    env = {**ENVIRONMENT, **parts.plan.env}
-    return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

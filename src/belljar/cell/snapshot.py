@@ -1,7 +1,6 @@
 """`Cell.snapshot`: a cell in use at one moment, and other cells that go on from there.
 
-A microVM is saved whole (`isolation.microvm.stream`); of a container the files, as tar packed in
-the cell and never read here, without /dev/shm and extended attributes.
+A microVM is saved whole; of a container the files, as tar packed in the cell and never read here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from belljar.cell.range import CellOrigin, FileClock
 from belljar.channel import ExecOutput, ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError, host_errors
 from belljar.events import Event, JsonValue, Kind
-from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
+from belljar.isolation.microvm.stream import MachineLostError, save_machine
 from belljar.isolation.microvm.template import find_key
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.policy.limits import Tier
@@ -44,16 +43,29 @@ _MAX_NAMES: Final = 1_000_000
 _PACKING: Final = 2  # a file of no bytes takes a kilobyte in an archive
 _CHUNK_BYTES: Final = 1 << 20
 _STEP_NS: Final = 1_000_000
-_ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
     """Give a fork its files. Raise `CellError`, `HostError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
-    if snapshot.machine is None:
-        await _put_files(snapshot, cell)
-    elif cell.plan.tier is not Tier.MICROVM:
-        raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
+    is_machine, directory = snapshot.machine is not None, snapshot.directory
+    if not (cell.plan.tier is Tier.MICROVM if is_machine else snapshot.key == _key_of(cell)):
+        what = "the snapshot was taken with another image or tier"
+        raise HostError(what, where=f"cell {cell.id}", hint="take another snapshot")
+    if is_machine:
+        return
+    try:
+        digest, names = await anyio.to_thread.run_sync(_read, directory)
+    except OSError as error:
+        what = f"the snapshot can't be read: {error.strerror}"
+        raise CellError(what, where=str(directory)) from error
+    if digest != snapshot.digest:
+        what = "the snapshot was changed on disk: nothing is made of it"
+        raise CellError(what, where=str(directory))
+    if gone := await _names(cell) - names - _OWN:
+        await _run(cell, "xargs", "-0", "rm", "-rf", "--", given=b"\0".join(gone))
+    packed = _pieces(directory / "files")
+    await _run(cell, "tar", "-xpf", "-", "--numeric-owner", given=packed)
 
 
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
@@ -64,8 +76,12 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
         try:
-            machine = await _save_machine(cell, origin, directory)
-            if machine is None:
+            machine, live, parts = None, cell._live, origin.parts
+            if isinstance(live, Vmm) and isinstance(parts, MachineParts):
+                find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
+                key, _root = await anyio.to_thread.run_sync(find)
+                machine = await save_machine(live, directory, key)
+            else:
                 digest, size_bytes = await _save_files(cell, directory, origin.since)
         except CellError as error:
             cell._live.raise_if_killed(error)
@@ -93,15 +109,6 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
         cell.note(Kind.CELL_SNAPSHOT, data)
         origin.run.enter_once(f"snapshot {id_}", undo.pop_all, ends_on_record=True)
     return snapshot
-
-
-async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine | None:
-    live, parts = cell._live, origin.parts
-    if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
-        return None
-    find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
-    key, _root = await anyio.to_thread.run_sync(find)
-    return await save_machine(live, directory, key)
 
 
 def _checked_origin(cell: Cell) -> CellOrigin:
@@ -135,24 +142,6 @@ def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
     if not is_gone:
         what = "a snapshot could not be deleted"
         raise HostError(what, where=str(directory), hint="remove it by hand")
-
-
-async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
-    directory = snapshot.directory
-    if snapshot.key != _key_of(cell):
-        raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
-    try:
-        digest, names = await anyio.to_thread.run_sync(_read, directory)
-    except OSError as error:
-        what = f"the snapshot can't be read: {error.strerror}"
-        raise CellError(what, where=str(directory)) from error
-    if digest != snapshot.digest:
-        what = "the snapshot was changed on disk: nothing is made of it"
-        raise CellError(what, where=str(directory))
-    if gone := await _names(cell) - names - _OWN:
-        await _run(cell, "xargs", "-0", "rm", "-rf", "--", given=b"\0".join(gone))
-    packed = _pieces(directory / "files")
-    await _run(cell, "tar", "-xpf", "-", "--numeric-owner", given=packed)
 
 
 def _key_of(cell: Cell) -> str:

@@ -85,10 +85,7 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 
 
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
-    """Start the target's program, and run one that `completes` to its end.
-
-    The result waits until it is healthy, or has run for `SETTLE_S`. Both raise `CellError`.
-    """
+    """Start the program; the result waits until it is healthy or settled. Raise `CellError`."""
     settings = stand_in.settings
     if stand_in.kind == "python":
         packed = await anyio.to_thread.run_sync(server_archive)
@@ -245,7 +242,10 @@ async def _wait_healthy(
         output = await cell.exec(argv, timeout_s=min(timeout_s, left_s))
         if output.success:
             return
-        last, tries = _last_line(output), tries + 1
+        said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
+        # HTTP clients print progress before the last line
+        last = "it took too long" if output.timed_out else (said or "the check failed")
+        last, tries = printable(last.splitlines()[-1].strip(), max_chars=300), tries + 1
         if program is not None:
             await program.check_runs()
         await anyio.sleep(float(health["interval"]))
@@ -265,13 +265,6 @@ async def log_tail(cell: Cell) -> str:
         if shown := written[-_LOG_BYTES:].decode("utf-8", "replace").strip():
             return f"; its output ends with: {printable(shown, max_chars=_LOG_BYTES)}"
     return ""
-
-
-def _last_line(output: ExecOutput) -> str:
-    """Return the last line; HTTP clients print progress before it."""
-    said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
-    last = "it took too long" if output.timed_out else (said or "the check failed").splitlines()[-1]
-    return printable(last.strip(), max_chars=300)
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:

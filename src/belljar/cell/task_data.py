@@ -89,23 +89,8 @@ def not_taken(cell: Cell, why: str) -> CellError:
     )
 
 
-_ANCHORS: Final = (
-    "/usr/local/share/ca-certificates",  # Debian, Alpine: survives update-ca-certificates
-    "/etc/pki/ca-trust/source/anchors",  # Red Hat: survives update-ca-trust
-    "/etc/ca-certificates/trust-source/anchors",  # Arch
-    "/etc/pki/trust/anchors",  # SUSE
-)
-_BUNDLES: Final = (
-    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
-    "/etc/ssl/ca-bundle.pem",  # SUSE
-    "/etc/ssl/cert.pem",  # Alpine's OpenSSL, and others'
-)
-# Where OpenSSL looks by a name's hash; Debian's Python reads no bundle by default.
-_HASHED: Final = "/etc/ssl/certs"
 # Where every cell of a range has all authorities together, whatever its image had.
 BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
-_NAME: Final = "local-root.crt"
 # For programs that bring authorities of their own: Python's certifi, Node, pip, git's and curl's
 # static builds.
 ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
@@ -115,32 +100,34 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
     """.split(),  # noqa: SIM905 - shorter to read
     BUNDLE,
 )
-
-
-def trust_script() -> str:
-    anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
-    return f"""set -e
+# Installs stdin's certificate wherever the image looks: in the anchors of Debian and Alpine, Red
+# Hat, Arch and SUSE, which survive an update; in the bundles of Debian, Red Hat, SUSE and Alpine's
+# OpenSSL; and by its name's hash, as Debian's Python reads no bundle by default.
+_TRUST_SCRIPT: Final = f"""\
+set -e
 pem=$(cat)
-for d in {anchors}; do if [ -d "$d" ]; then printf '%s\\n' "$pem" > "$d/{_NAME}"; fi; done
-for b in {bundles}; do if [ -f "$b" ]; then printf '\\n%s\\n' "$pem" >> "$b"; fi; done
+anchors="/usr/local/share/ca-certificates /etc/pki/ca-trust/source/anchors"
+anchors="$anchors /etc/ca-certificates/trust-source/anchors /etc/pki/trust/anchors"
+bundles="{BUNDLE} /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"
+bundles="$bundles /etc/ssl/ca-bundle.pem /etc/ssl/cert.pem"
+for d in $anchors; do if [ -d "$d" ]; then printf '%s\\n' "$pem" > "$d/local-root.crt"; fi; done
+for b in $bundles; do if [ -f "$b" ]; then printf '\\n%s\\n' "$pem" >> "$b"; fi; done
 if ! [ -f {BUNDLE} ]; then
-  mkdir -p {BUNDLE.rpartition("/")[0]}
-  for b in {bundles}; do if [ -f "$b" ]; then cat "$b" > {BUNDLE}; break; fi; done
+  mkdir -p /etc/ssl/certs
+  for b in $bundles; do if [ -f "$b" ]; then cat "$b" > {BUNDLE}; break; fi; done
   if ! [ -f {BUNDLE} ]; then printf '%s\\n' "$pem" > {BUNDLE}; fi
 fi
-if command -v openssl > /dev/null && [ -d {_HASHED} ]; then
-  h=$(printf '%s\n' "$pem" | openssl x509 -noout -subject_hash) &&
-    printf '%s\n' "$pem" > "{_HASHED}/$h.0"
+if command -v openssl > /dev/null && [ -d /etc/ssl/certs ]; then
+  h=$(printf '%s\\n' "$pem" | openssl x509 -noout -subject_hash) &&
+    printf '%s\\n' "$pem" > "/etc/ssl/certs/$h.0"
 fi
 """
 
 
 async def trust(cell: Cell, certificate_pem: bytes) -> None:
     """Have the cell trust the authority. Raise `CellError`."""
-    script = ["/bin/sh", "-c", trust_script()]
-    output = await cell.exec(
-        script, input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S
-    )
+    argv, given = ["/bin/sh", "-c", _TRUST_SCRIPT], certificate_pem
+    output = await cell.exec(argv, input=given, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if output.returncode != 0:
         why = printable(output.why_not_started or output.stderr_text, max_chars=300)
         raise CellError(

@@ -1,7 +1,4 @@
-"""The byte pipe between host and guest agent: `wire` (sans-io) and `client`.
-
-It never believes the guest, and doesn't know what a cell or a VM is.
-"""
+"""The byte pipe between host and guest agent: `wire` (sans-io) and its `client`."""
 
 from belljar.channel.client import GuestClient as GuestClient
 from belljar.channel.frames import RenewedBit as RenewedBit

@@ -1,7 +1,7 @@
 """The host's client of a guest agent: commands and files over one stream.
 
-At most 64 operations run, or as many as the guest takes; more queue. After the cell's death or a
-`ProtocolViolation` each raises `CellError`. It belongs to the event loop that used it first.
+At most 64 operations run; more queue. After the cell's death or a `ProtocolViolation` each raises
+`CellError`. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio
 from belljar.capture import Keep
 from belljar.channel import frames, operations
 from belljar.channel.frames import Answer, FrameType, GuestEvent, OpKind, Touched
-from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, Pump, SocketPipe
+from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, Pump
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.dataclass import replace
 from belljar.errors import CellError, first_of
@@ -50,7 +50,7 @@ class GuestClient:
         self._answers: dict[FrameType, Answer] = {}
         self._pings_sent = self._pongs_seen = 0
         self._on_touched: Callable[[Touched], None] | None = None
-        self._pump = Pump(SocketPipe(sock), self)
+        self._pump = Pump(sock, self)
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._held: anyio.Event | None = None
@@ -104,7 +104,7 @@ class GuestClient:
 
     def check_idle(self) -> None:
         """Raise `BusyError` while a command runs."""
-        if self._held is not None or self._pump.wire.live_ops:
+        if self._held is not None or self._pump.wire.live:
             raise BusyError
 
     @asynccontextmanager
@@ -160,10 +160,7 @@ class GuestClient:
         *,
         max_touches: int = 0,
     ) -> Answer:
-        """Have the guest agent report opens and reads of these files, instead of earlier ones.
-
-        `on_touched` must not raise: the task that reads the channel calls it.
-        """
+        """Have touches of these files reported, by the task that reads the channel."""
 
         def make() -> bytes:
             if paths:

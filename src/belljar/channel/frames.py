@@ -237,11 +237,7 @@ MAX_SIGNAL: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A frame of the connection itself.
-
-    CONFIGURED, WATCHED and FROZEN have `errno`, 0 for success; `errors` has one for each file
-    of a WATCH. `max_ops` and `stdin_window_bytes` are WELCOME's.
-    """
+    """A frame of the connection itself; `errno` and `errors` are 0 for success."""
 
     kind: FrameType
     errno: int = 0

@@ -1,8 +1,7 @@
 """The socket's pump, and one live operation as its task sees it.
 
-Without a background task the first waiting operation *leads*: it reads the socket for all, lets
-the wire check, and hands each event to its mailbox. The others *follow*: each waits on its own
-event, set for an arrival or to lead. While any waits, one leads or has been woken to lead.
+Without a background task the first waiting operation *leads*: it reads the socket for all. The
+others *follow*: each waits on its own event, set for an arrival or to lead.
 """
 
 from __future__ import annotations
@@ -50,10 +49,11 @@ class Mailbox(Protocol):
 
 
 class Pump:
-    def __init__(self, stream: SocketPipe, connection: Mailbox) -> None:
+    def __init__(self, sock: socket.socket, connection: Mailbox) -> None:
+        sock.settimeout(0)
         self.wire = HostConnection()
         self.failure: CellError | None = None
-        self._stream = stream
+        self._socket = sock
         self._connection = connection
         self.operations: dict[int, Mailbox] = {}
         self._followers: dict[anyio.Event, None] = {}
@@ -82,7 +82,10 @@ class Pump:
 
     async def close(self) -> None:
         self._gone("the channel to the guest agent was closed")
-        await self._stream.aclose()
+        if self._socket.fileno() >= 0:
+            # Else a task that waits for this descriptor would not notice that it is closed.
+            anyio.notify_closing(self._socket)
+            self._socket.close()
 
     async def send(self, make: Callable[[], bytes]) -> None:
         """Send what `make` returns; it is called at its turn, so state and bytes keep one order.
@@ -97,7 +100,7 @@ class Pump:
             try:
                 with anyio.move_on_after(SEND_DEADLINE_S, shield=True):
                     if message:
-                        await self._stream.send(message)
+                        await _send_all(self._socket, message)
                         sent = True
             except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 self._gone(_CLOSED)
@@ -143,7 +146,7 @@ class Pump:
 
     async def _read_once(self) -> None:
         try:
-            received = await self._stream.receive(_READ_BYTES)
+            received = await receive(self._socket)
         except (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._gone(_CLOSED)
             return
@@ -165,44 +168,32 @@ class Pump:
                     waiter.set()
 
 
-class SocketPipe:
-    """It owns the socket from now on: `aclose` closes it."""
+async def receive(sock: socket.socket) -> bytes:
+    """Receive bytes. Raise `anyio.EndOfStream` at the end."""
+    # A stream that always has bytes must not keep the event loop from other tasks.
+    await checkpoint()
+    while True:
+        try:
+            received = sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            await anyio.wait_readable(sock)
+        except ConnectionError as error:
+            raise anyio.EndOfStream from error
+        else:
+            if not received:
+                raise anyio.EndOfStream
+            return received
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(0)
-        self._socket = sock
 
-    async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
-        """Receive bytes. Raise `anyio.EndOfStream` at the end."""
-        # A stream that always has bytes must not keep the event loop from other tasks.
-        await checkpoint()
-        while True:
-            try:
-                received = self._socket.recv(max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(self._socket)
-            except ConnectionError as error:
-                raise anyio.EndOfStream from error
-            else:
-                if not received:
-                    raise anyio.EndOfStream
-                return received
-
-    async def send(self, item: bytes, /) -> None:
-        """Send all bytes. A cancelled send makes the connection useless."""
-        await checkpoint_if_cancelled()
-        left = memoryview(item)
-        while left:
-            try:
-                left = left[self._socket.send(left) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._socket)
-
-    async def aclose(self) -> None:
-        if self._socket.fileno() >= 0:
-            # Else a task that waits for this descriptor would not notice that it is closed.
-            anyio.notify_closing(self._socket)
-            self._socket.close()
+async def _send_all(sock: socket.socket, message: bytes) -> None:
+    """Send all bytes. A cancelled send makes the connection useless."""
+    await checkpoint_if_cancelled()
+    left = memoryview(message)
+    while left:
+        try:
+            left = left[sock.send(left) :]
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
 
 
 class Operation:

@@ -1,7 +1,4 @@
-"""Commands for a guest and how they ended, as frozen data.
-
-A failed file operation is the builtin error that it means.
-"""
+"""Commands for a guest and how they ended; a failed file operation is a builtin error."""
 
 from __future__ import annotations
 

@@ -79,10 +79,7 @@ def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
 
 
 class TreeReader:
-    """Takes a walk's bytes; yields records, and contents as `bytes` in pieces.
-
-    Raise `ProtocolViolation` for what our agent never sends, `OSError(E2BIG)` for long paths.
-    """
+    """Takes a walk's bytes. Raise `ProtocolViolation`, and `OSError(E2BIG)` for long paths."""
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
         self._contents = contents

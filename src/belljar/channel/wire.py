@@ -64,15 +64,11 @@ class HostConnection:
         self._pings: deque[int] = deque()
         self._watches: deque[int] = deque()
         self._watched_files = self._touches_left = 0
-        self._live: dict[int, _LiveOp] = {}
+        self.live: dict[int, _LiveOp] = {}
         self._next_op = 1
 
-    @property
-    def live_ops(self) -> int:
-        return len(self._live)
-
     def stdin_credit(self, op: int) -> int:
-        state = self._live.get(op)
+        state = self.live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 
     # ---- guest → host
@@ -91,7 +87,7 @@ class HostConnection:
         except ProtocolViolation as violation:
             self._violation = violation
             self._pending = bytearray()
-            self._live.clear()
+            self.live.clear()
             raise
 
     def _take_frames(self) -> list[frames.GuestEvent]:
@@ -137,7 +133,7 @@ class HostConnection:
         return event
 
     def _live_op(self, kind: int, op: int) -> _LiveOp:
-        state = self._live.get(op)
+        state = self.live.get(op)
         if state is None:
             frames.violated("a frame for an operation that is not live", kind, op)
         return state
@@ -167,7 +163,10 @@ class HostConnection:
             payload.violated(f"a {kind.name} that was not asked for")
         self._awaited.discard(kind)
         if kind is FrameType.RENEWED:
-            return self._on_renewed(payload)
+            self._renewed, done = True, payload.number(4)
+            if done & ~_RENEWED_BITS:
+                payload.violated(f"done bits {done:#x}")
+            return Answer(kind=kind, done=frames.RenewedBit(done), detail=payload.text())
         code = payload.errno()
         detail = payload.text() if kind is FrameType.CONFIGURED else ""
         return Answer(kind=kind, errno=code, detail=detail)
@@ -191,13 +190,6 @@ class HostConnection:
         version, ours = payload.number(2), frames.PROTOCOL_VERSION
         if version != ours:
             payload.violated(f"the agent speaks version {version}, this host {ours}")
-
-    def _on_renewed(self, payload: Payload) -> Answer:
-        self._renewed = True
-        done = payload.number(4)
-        if done & ~_RENEWED_BITS:
-            payload.violated(f"done bits {done:#x}")
-        return Answer(kind=FrameType.RENEWED, done=frames.RenewedBit(done), detail=payload.text())
 
     def _on_watched(self, payload: Payload) -> Answer:
         if not self._watches:
@@ -285,7 +277,7 @@ class HostConnection:
         is_early = outcome == Outcome.EXITED and not state.started
         if code not in codes[Outcome(outcome)] or is_late or is_early:
             payload.violated(f"outcome {outcome} with code {code}, started: {state.started}")
-        del self._live[op]
+        del self.live[op]
         return Result(
             op=op,
             outcome=Outcome(outcome),
@@ -347,7 +339,7 @@ class HostConnection:
         op, window = self._next_op, welcome.stdin_window_bytes
         message = frames.request_frames(op, kind, body)
         caps = {int(frames.Stream.STDOUT): stdout, int(frames.Stream.STDERR): stderr}
-        self._live[op] = _LiveOp(
+        self.live[op] = _LiveOp(
             kind=kind,
             stdin_open=stdin_open,
             stdin_credit=window,
@@ -357,7 +349,7 @@ class HostConnection:
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
-        state = self._live.get(op)
+        state = self.live.get(op)
         if state is None:
             return b""
         if not state.stdin_open or not 1 <= len(content) <= state.stdin_credit:
@@ -369,14 +361,14 @@ class HostConnection:
         return message
 
     def send_eof(self, op: int) -> bytes:
-        state = self._live.get(op)
+        state = self.live.get(op)
         if state is None or not state.stdin_open:
             return b""
         state.stdin_open = False
         return frames.frame(FrameType.EOF, op, bytes((frames.Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
-        state = self._live.get(op)
+        state = self.live.get(op)
         if state is None or taken_bytes == 0:
             return b""
         if taken_bytes < 0 or state.output_credit + taken_bytes > frames.OUTPUT_WINDOW_BYTES:
@@ -387,15 +379,15 @@ class HostConnection:
     def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
         if not 1 <= signo <= frames.MAX_SIGNAL:
             raise ValueError(f"{signo} is not a signal; 1 to {frames.MAX_SIGNAL}")
-        if op not in self._live:
+        if op not in self.live:
             return b""
-        self._live[op].left |= scope is frames.SignalScope.LEAVE
+        self.live[op].left |= scope is frames.SignalScope.LEAVE
         return frames.frame(FrameType.SIGNAL, op, bytes((signo, scope)))
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
         frames.check_size(rows, columns)
         size = struct.pack("<HH", rows, columns)
-        return frames.frame(FrameType.RESIZE, op, size) if op in self._live else b""
+        return frames.frame(FrameType.RESIZE, op, size) if op in self.live else b""
 
     def _in_order(self, *, holds: bool = True) -> Answer:
         if self._welcome is None or not holds:

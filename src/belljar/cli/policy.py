@@ -272,7 +272,7 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         if each.plan is not None:
             yield f"  cell: {_cell(each.plan)}"
         yield from (f"  {sentence}" for sentence in sentences(first.differences))
-        error = each.error
+        error = first.error
         # What a compose file is refused for stands above, each key for itself.
         if error and not any(fact.kind is DifferenceKind.REFUSED for fact in first.differences):
             place = f"{printable(error.where)}: " if error.where else ""

@@ -107,7 +107,7 @@ def run(
             outcome = run_evaluation(request)
     except click.NoSuchOption as error:  # of Inspect's parser: the command is ours
         raise click.NoSuchOption(error.option_name, ctx=context) from error
-    hint = f"see `belljar verdict {outcome.run_id}`"
+    hint = f"see `belljar verdict {outcome.path.name}`"
     with breach_stands(outcome.findings.verdict, hint=hint):
         _show_outcome(outcome, more, as_json=as_json)
     return outcome.exit_code

@@ -240,7 +240,7 @@ def create(
     The digest that it prints must reach the other host by another way than the bundle.
     """
     from belljar.bundle import Contents, create_bundle
-    from belljar.harness.source import build_missing
+    from belljar.image.missing import build_missing
     from belljar.policy.load import load_policy
 
     root = Path(__file__).resolve().parents[3]

@@ -13,6 +13,7 @@ from typing import Any, Final
 from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
+from belljar.errors import PolicyError
 from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
@@ -42,10 +43,7 @@ MAX_VARIABLES: Final = 1024  # of all of a service's files of variables
 @dataclass
 class _Reading:
     variables: Mapping[str, str]
-    blanks: bool = False
     what: str = "its compose file"
-    is_environment: bool = False
-    shaping: set[str] = field(default_factory=set)
     defaulted: set[str] = field(default_factory=set)
     put_chars: int = 0
 
@@ -66,16 +64,12 @@ class _Reading:
         value, is_metadata = None, name.startswith(METADATA_PREFIX)
         if is_metadata:
             value = self.variables.get(name)
-            if not self.is_environment:
-                self.shaping.add(name)
         elif operator:
             self.defaulted.add(name)
         if value or (value is not None and operator != ":-"):
             return value
         if operator:
             return word
-        if self.blanks and self.is_environment and is_metadata:
-            return ""
         why, shown = "this host's environment is never read", printable(name)
         if is_metadata:
             why = "it is not in this sample's metadata"
@@ -84,30 +78,18 @@ class _Reading:
         raise CannotKeepError(f"{self.what} asks for ${shown}, and {why}", hint=hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interpolated:
-    """`shaping`: metadata used outside `environment`."""
-
-    document: dict[str, Any]
-    shaping: frozenset[str]
-    differences: tuple[Difference, ...]
-
-
 def interpolate(
-    document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
-) -> Interpolated:
-    """Replace all references. Raises `CannotKeepError` for one without a value or default.
-
-    `blanks`: no sample is known yet, so missing metadata in `environment` is empty.
-    """
-    reading = _Reading(variables, blanks=blanks)
-    made = _walk(document, reading, ())
+    document: Mapping[str, Any], variables: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[Difference, ...]]:
+    """Replace all references. Raises `CannotKeepError` for one without a value or default."""
+    reading = _Reading(variables)
+    made = _walk(document, reading)
     kind = DifferenceKind.CHANGED
     why = "this host's environment is not read: the variable has its default"
     facts = (
         Difference(kind=kind, key=f"${each}", detail=why) for each in sorted(reading.defaulted)
     )
-    return Interpolated(document=made, shaping=frozenset(reading.shaping), differences=tuple(facts))
+    return made, tuple(facts)
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
@@ -115,10 +97,15 @@ def references(document: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(re.findall(_OURS, json.dumps(document, default=str, skipkeys=True)))
 
 
-def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Replace only metadata. Raises `CannotKeepError`."""
+def expand_metadata(
+    env: Mapping[str, str], variables: Mapping[str, str], *, where: str
+) -> dict[str, str]:
+    """Replace only metadata. Raises `PolicyError`."""
     reading = _Reading(variables, what="its `env`")
-    return {name: _OF_METADATA.sub(reading.put, value) for name, value in env.items()}
+    try:
+        return {name: _OF_METADATA.sub(reading.put, value) for name, value in env.items()}
+    except CannotKeepError as error:
+        raise PolicyError(str(error), where=where, hint=error.hint) from error
 
 
 def literal(value: str) -> str:
@@ -126,16 +113,16 @@ def literal(value: str) -> str:
     return _METADATA.sub("$$", value)
 
 
-def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML
+def _walk(value: Any, reading: _Reading, *, is_top: bool = True) -> Any:  # noqa: ANN401 - YAML
     if isinstance(value, str):
-        reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
         return _REFERENCE.sub(reading.put, value)
     if isinstance(value, Mapping):
         # What a file keeps under `x-` for its anchors is also at the place of use.
-        used = ((str(k), item) for k, item in value.items() if path or not str(k).startswith("x-"))
-        return {key: _walk(item, reading, (*path, key)) for key, item in used}
+        used = ((str(key), item) for key, item in value.items())
+        kept = (pair for pair in used if not (is_top and pair[0].startswith("x-")))
+        return {key: _walk(item, reading, is_top=False) for key, item in kept}
     if isinstance(value, (list, tuple)):
-        return [_walk(item, reading, (*path, "")) for item in value]
+        return [_walk(item, reading, is_top=False) for item in value]
     return value
 
 

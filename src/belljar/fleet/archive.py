@@ -1,7 +1,6 @@
 """Packs and unpacks tar archives between machines that don't trust each other.
 
-Only regular files are sent, by relative names. `unpack` uses the reader of hostile image layers,
-within bounds, and writes into a new directory that only this user can enter.
+Only regular files are sent. `unpack` uses the reader of hostile image layers, within bounds.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from belljar.errors import LedgerError, PolicyError
 from belljar.image.layers import ImageEntryKind, LayerError, read_entries
 from belljar.ledger.files import open_beneath, open_directory, walk_files
 
-# So much of an archive is in memory; a queue of Ray's holds four.
-PIECE_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 4 << 20  # so much of an archive is in memory; a queue of Ray's holds four
 # A run has a file for each large body; an index of more would fill the head's memory.
 MAX_ENTRIES: Final = 500_000
 # Packets of a long unit take gigabytes; the head's disk holds those of all units.
 MAX_ARCHIVE_BYTES: Final = 32 << 30
-# It is held in memory, and sent whole to each node.
-MAX_TASK_BYTES: Final = 256 << 20
+MAX_TASK_BYTES: Final = 256 << 20  # it is held in memory, and sent whole to each node
 MAX_TASK_FILES: Final = 20_000
 # Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
 MAX_MEMBER_BYTES: Final = 256 << 20
@@ -48,18 +45,14 @@ _OWN: Final = struct.Struct("<26x2H")
 
 
 def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]:
-    """Yield a directory's files, or those named, as a tar stream."""
     gathered = bytearray()
     with open_directory(directory) as root:
         for name in walk_files(root) if names is None else names:
             with open_beneath(root, name) as file:
                 info = tarfile.TarInfo(name)
                 left = info.size = os.fstat(file.fileno()).st_size
-                # The sender's modes and owners mean nothing here: `unpack` gives each file this
-                # mode.
-                info.mode = 0o600
-                # File names are bytes: one that isn't UTF-8 is sent as it is, and `unpack`
-                # refuses it.
+                info.mode = 0o600  # the sender's means nothing: `unpack` gives this one
+                # File names are bytes: one that isn't UTF-8 is sent, and `unpack` refuses it.
                 gathered += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
                 padding = -left % tarfile.BLOCKSIZE
                 while left:
@@ -77,7 +70,7 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
 
 
 def pack_task(directory: Path) -> bytes:
-    """Return a task's files as tar. Raises `PolicyError` for too many, `OSError`."""
+    """Raises `PolicyError` for too many files, `OSError`."""
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
@@ -182,28 +175,23 @@ def _check_members(file: IO[bytes]) -> None:
 
 @dataclass(slots=True)
 class _Member:
-    """The packed bytes of a member."""
-
     file: IO[bytes]
     left: int
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
-        """Read at most `size` bytes, b"" at the end."""
         piece = self.file.read(min(self.left, size))
         self.left -= len(piece)
         return piece
 
 
 def _expanded(member: _Member, method: int) -> Iterator[bytes]:
-    """Yield a member's contents by pieces of bounded size. Raises `ValueError`."""
-    # The methods' numbers are those of PKWARE's APPNOTE, 4.4.5.
-    if method == 93:
+    """Yield a member's contents in bounded pieces. Raises `ValueError`."""
+    if method == 93:  # the methods' numbers are those of PKWARE's APPNOTE, 4.4.5
         from zstandard import ZstdDecompressor, ZstdError
 
         source = cast("IO[bytes]", member)
         try:
-            # A member may be several frames: stopping after the first would leave the rest
-            # uncounted.
+            # A member may be several frames, and the later ones count.
             reader = ZstdDecompressor().stream_reader(source, read_across_frames=True)
             while piece := reader.read(PIECE_BYTES):
                 yield piece

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final
 
 from belljar.errors import PolicyError
+from belljar.fleet.guard import START_S
 from belljar.units import printable
 
-# Often enough that one late answer is far from the end of a node's patience.
-BEAT_S: Final = 1.0
+BEAT_S: Final = 1.0  # often enough that one late answer is far from the end of a node's patience
 CELLS: Final = "belljar_cells"
 # Of cells: a sample's count with all that their policies allow them.
 MEMORY: Final = "belljar_memory_mib"
 # MicroVMs run on hardware virtualisation; a node without this marker emulates them.
 HARDWARE: Final = "belljar_hardware"
-# Longer than a node's check of a task may take.
-CALL_S: Final = 660.0
-# To remove a run's files: a busy node takes long to start a worker.
-CLEAR_S: Final = 120.0
+CALL_S: Final = 660.0  # longer than a node's check of a task may take
+CLEAR_S: Final = 120.0  # to remove a run's files: a busy node takes long to start a worker
 # Shared address space (RFC 6598) is what EKS and Tailscale give machines.
 _NEAR: Final = tuple(
     ipaddress.ip_network(each)
@@ -32,49 +34,61 @@ _NEAR: Final = tuple(
 )
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A connection to a cluster, for one evaluation.
 
-    `needs_token`: nodes must have its token authentication on. `last_heard_s`: when each node that
-    is expected to answer did. `is_stopping`: nodes are to end their units.
+    `last_heard_s`: when each node that is expected to answer did. `is_stopping`: nodes are to end
+    their units. `needs_token`: nodes must have token authentication on.
     """
 
-    needs_token: bool
-    last_heard_s: dict[str, float]
-    is_stopping: bool
+    needs_token = False
 
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.closed = threading.Event()
+        self.last_heard_s: dict[str, float] = {}
+
+    @abstractmethod
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
         """Return the offers of live nodes with cells; `to_kill`: include draining ones."""
 
+    @abstractmethod
     def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        within_s: float = CALL_S,
+        self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
         """Return the function's result on each node; exceptions are results."""
 
+    @abstractmethod
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Run a unit on one of these nodes with room for its cells."""
+        """Run a unit on one of these nodes."""
 
+    @abstractmethod
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
         """Yield the units' messages: an item, None at the end, or its exception."""
 
+    @abstractmethod
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
         """Forget a unit; its guard ends it."""
 
-    def watch(self, fleet: str, nodes: Sequence[str]) -> None:
+    def watch(self, _fleet: str, nodes: Sequence[str]) -> None:
         """Exchange heartbeats in a thread, as verifying may take long."""
+        # In the future: nothing is expected while what answers is started.
+        self.last_heard_s = dict.fromkeys(nodes, time.monotonic() + START_S)
+        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
+    @abstractmethod
+    def _beat(self) -> None:
+        """Exchange heartbeats until `closed`."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the cluster."""
 
 
 def joined(fleet: str) -> AbstractContextManager[Engine]:
-    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`."""
+    """Raises `PolicyError`, `HostError`."""
     name, _, address = fleet.partition("://")
     if name == "ray":
         from belljar.fleet.ray_engine import RayEngine

@@ -17,18 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-# How late a stop may be seen, at next to no processor time.
-POLL_S: Final = 0.5
+POLL_S: Final = 0.5  # how late a stop may be seen, at next to no processor time
 # The same until its first sign of life: what passes it on may have to be started.
 START_S: Final = 180.0
-# An interrupted run destroys its cells with proof, and seals its record.
-END_S: Final = 90.0
-# The word in the lease, beside a number that changes with each heartbeat.
-STOP: Final = "stop"
+END_S: Final = 90.0  # an interrupted run destroys its cells with proof, and seals its record
+STOP: Final = "stop"  # the word in the lease, beside a number that changes with each heartbeat
 # How a command ends when interrupted while it loads: once it can make a cell, it handles that.
 NEVER_BEGAN: Final = 128 + signal.SIGTERM
-# As in linux/prctl.h.
-_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_PDEATHSIG: Final = 1  # as in linux/prctl.h
 
 
 def main(arguments: list[str]) -> int:

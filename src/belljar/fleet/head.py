@@ -21,12 +21,12 @@ from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
 from belljar.fleet.engine import CLEAR_S, Engine, joined
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.node import SILENCE_S, clear, settings_of, silence_s
-from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.nodes import describe_nodes, last_words, pin_keys, prepare_nodes
 from belljar.fleet.record import UNITS, archive_of, examine, is_whole, unpacked
 from belljar.fleet.units import KIND, summary
 from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger, put_on_record
-from belljar.harness.host_processes import HostActivity, proxies_here, watched_host
+from belljar.harness.host_processes import HostActivity, watched_host
 from belljar.harness.options import RunRequest, SelectedTask, select_task
 from belljar.harness.source import standard_output_to_error
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
@@ -43,8 +43,7 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
 
-# Heartbeats are a second apart: looking more often would find nothing new.
-POLL_S: Final = 0.5
+POLL_S: Final = 0.5  # heartbeats are a second apart: looking more often would find nothing new
 # A node's word of how its unit ended, which may be anything until its shape is checked.
 _END: Final = shape_of("run_id:text why:text exit_code:whole")
 # An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
@@ -53,8 +52,6 @@ STOP_S: Final = 120.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """A unit on a node; its archive is written as it comes."""
-
     unit: units.Unit
     handle: object
     part: IO[bytes]
@@ -67,13 +64,11 @@ class _Running:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Note the signals that ask this process to end."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
-        # Under `nohup` SIGHUP stays ignored.
-        if handler is not signal.SIG_IGN:
+        if handler is not signal.SIG_IGN:  # under `nohup` SIGHUP stays ignored
             signal.signal(number, lambda caught, _: received.append(caught))
     try:
         yield received
@@ -83,8 +78,6 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 class Head:
-    """One evaluation's state on the head. Runs no cell itself."""
-
     def __init__(
         self,
         task: SelectedTask,
@@ -92,14 +85,13 @@ class Head:
         run: RunDirectory,
         nodes: Sequence[units.Node],
         host: HostActivity,
-        *,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._silence_s = silence_s
         self._task, self._engine, self._run, self._host = task, engine, run, host
         self._nodes = nodes
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
-        self._cells = task.at_once(units.cells_per_unit(self.usable.values()))
+        self._cells = min([units.cells_per_unit(self.usable.values()), *task.limits])
         self._waiting, self._again = list(task.samples), list[units.Unit]()
         self._running: list[_Running] = []
         self._count = 0
@@ -111,17 +103,14 @@ class Head:
         (run.path / UNITS).mkdir(mode=0o700)
 
     def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
-        """Put an event on record."""
         self._run.recorder.record(Event(kind=kind, data=data))
 
     # --- running
 
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
-        """Place and collect until nothing is left, then judge and merge."""
         try:
             for node in self._nodes:
-                state = "refused" if node.refusal else "taken"
-                self._record_node(node, state, node.refusal)
+                self._record_node(node, "refused" if node.refusal else "taken", node.refusal)
             self._engine.watch(workspace, [*self.usable])
             with _interrupts() as received:
                 while self._waiting or self._again or self._running:
@@ -141,10 +130,10 @@ class Head:
 
     def _step(self, workspace: str) -> None:
         now, task = time.monotonic(), self._task
-        if by_handle := {id(each.handle): each for each in self._running}:
-            handles = [each.handle for each in self._running]
-            for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
-                self._take(by_handle[id(handle)], item)
+        by_handle = {id(each.handle): each for each in self._running}
+        handles = [each.handle for each in self._running]
+        for handle, item in self._engine.ready(handles, timeout_s=POLL_S) if handles else ():
+            self._take(by_handle[id(handle)], item)
         # A copy, as `_lose` removes entries.
         for node_id, heard_s in list(self._engine.last_heard_s.items()):
             if now - heard_s > self._silence_s:
@@ -171,9 +160,8 @@ class Head:
                 unit = self._again.pop(0)
             else:
                 # Without any node the rest is one unit, which ends below.
-                size = left = len(self._waiting)
-                if room:
-                    size = units.next_size(left, slots=room, side_by_side=wide)
+                left = len(self._waiting)
+                size = units.next_size(left, slots=room, side_by_side=wide) if room else left
                 self._count += 1
                 unit = units.Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -182,12 +170,9 @@ class Head:
                 self._end(units.Try(unit=unit, node="-", why="no node is left for it"))
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
-            handle = self._engine.start(
-                (workspace, unit.name, words, settings_of(os.environ)),
-                cells=self._cells,
-                memory_mib=self._cells * self._task.memory_mib,
-                nodes=allowed,
-            )
+            arguments = (workspace, unit.name, words, settings_of(os.environ))
+            room_for = {"cells": self._cells, "memory_mib": self._cells * self._task.memory_mib}
+            handle = self._engine.start(arguments, **room_for, nodes=allowed)
             # "x": no archive is ever written over.
             part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
@@ -195,9 +180,7 @@ class Head:
     def _take(self, running: _Running, item: object) -> None:
         unit = running.unit
         if isinstance(item, Exception):
-            # The last line: a node's traceback stands before it.
-            why = printable(str(item).strip().rpartition("\n")[2], max_chars=300)
-            self._break_off(running, why)
+            self._break_off(running, last_words(item))
         elif item is None:
             self._collect(running)
         elif isinstance(item, bytes):
@@ -205,52 +188,42 @@ class Head:
             running.digest.update(item)
             if running.size > MAX_ARCHIVE_BYTES:
                 # A guest may have filled it, and must not get a second chance.
-                why = "its run directory is larger than is accepted"
-                self._fail(running, why, is_bad=True)
+                self._fail(running, "its run directory is larger than is accepted", is_bad=True)
                 return
             try:
                 running.part.write(item)
             except OSError as error:
                 self._fail_here(running, error)
-        elif isinstance(item, dict) and "node" in item:
-            if running.node is not None:  # each time its deadline would begin anew
-                self._fail(running, "it named its node twice", is_bad=True)
-                return
-            named = item["node"]
-            running.node = node = self.usable.get(named) if isinstance(named, str) else None
+        elif not (isinstance(item, dict) and "node" in item):
+            running.end = item if isinstance(item, dict) else running.end
+        elif running.node is not None:  # each time its deadline would begin anew
+            self._fail(running, "it named its node twice", is_bad=True)
+        elif not isinstance(item["node"], str) or not (node := self.usable.get(item["node"])):
+            self._fail(running, "it came from a node that is not of this fleet")
+        else:
             # Until now it waited in the engine's queue.
-            running.began_s = time.monotonic()
-            if node is None:
-                self._fail(running, "it came from a node that is not of this fleet")
-                return
+            running.node, running.began_s = node, time.monotonic()
             self._of_unit(Kind.FLEET_UNIT_PLACED, unit, node.name)
             count = len(unit.samples)
             print_status(f"belljar: unit {unit.name} runs on {node.name}: {count} sample(s)")
-        elif isinstance(item, dict):
-            running.end = item
 
     def _collect(self, running: _Running) -> None:
-        """Verify and judge an ended unit; decide on retries."""
         unit, sent, node = running.unit, running.end, running.node
         if sent is None or node is None:
             self._fail(running, "its node sent no end")
             return
-        archive = running.digest.hexdigest()
         try:
             running.part.close()
             check_shape(sent, _END)
-            run_id, why, code = (sent[name] for name in _END)
+            run_id, words, code = (sent[name] for name in _END)
+            words = printable(words, max_chars=400)
             if not run_id:
                 began = self._stopping_s is None or code != NEVER_BEGAN
-                why = (
-                    f"exit code {code}: {printable(why)}"
-                    if began
-                    else "interrupted before it began"
-                )
+                why = f"exit code {code}: {words}" if began else "interrupted before it began"
                 self._fail(running, why, began=began)
                 return
-            named = {"run_id": run_id, "key": node.key, "archive": archive}
-            tried = examine(self._run.path, units.Try(unit=unit, node=node.name, **named))
+            came = {"run_id": run_id, "key": node.key, "archive": running.digest.hexdigest()}
+            tried = examine(self._run.path, units.Try(unit=unit, node=node.name, **came))
         except OSError as error:
             self._fail_here(running, error)
             return
@@ -263,14 +236,11 @@ class Head:
         findings = tried.findings or RunFindings()
         if findings.verdict is Verdict.BREACHED:
             self._breached = tried.where
-        came: dict[str, Any] = {"run_id": run_id, "key": node.key, "archive": archive}
-        came |= {"root": tried.root, "verdict": findings.verdict.value}
-        came["bytes"] = archive_of(self._run.path, unit).stat().st_size
+        came |= {"root": tried.root, "verdict": findings.verdict.value, "bytes": running.size}
         self._of_unit(Kind.FLEET_UNIT_FINISHED, unit, node.name, **came)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
         again = units.to_try_again(unit, self._task.epochs, findings)
-        # Its process's last words: a full disk can't take down that it is full.
-        words = printable(why, max_chars=400)
+        # With its process's last words: a full disk can't take down that it is full.
         why = f"{len(again)} sample(s) lost their evidence there: {words}" if again else ""
         self._end(replace(tried, why=why))
         self._try_again(unit, again, node.node_id)
@@ -295,11 +265,16 @@ class Head:
     def _fail(
         self, running: _Running, why: str, *, began: bool = True, is_bad: bool = False
     ) -> None:
-        """End a unit of which nothing counts; it is tried elsewhere unless it `is_bad`.
-
-        So is one of which a record came: that may be of a breach, and nothing may stand for it.
-        """
-        has_come = self._withdraw(running)
+        """A unit is tried elsewhere unless its record came: that may be a breach's."""
+        self._running.remove(running)
+        self._engine.cancel(running.handle)
+        with suppress(OSError):  # a full disk: what was written is there
+            running.part.close()
+        place = archive_of(self._run.path, running.unit)
+        # A node may die, or fail, between its record's last piece and its word of the end.
+        has_come = running.size > 0 and (running.end is not None or is_whole(place))
+        if not has_come:
+            place.unlink(missing_ok=True)
         if has_come and not is_bad:
             why, is_bad = f"{why}; its record came, and can't be judged", True
         node, unit = running.node, running.unit
@@ -318,25 +293,11 @@ class Head:
             self._fail(running, why, is_bad=not may_retry)
 
     def _fail_here(self, running: _Running, error: OSError) -> None:
-        """End the run without retries: this machine can't keep or read results."""
+        """End the run: this machine can't keep or read results."""
         why = f"the head can't keep its record: {printable(str(error))}"
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
-        # First: once the run stops, `_fail` tries nothing again.
-        self._stop(why)
+        self._stop(why)  # first: once the run stops, `_fail` tries nothing again
         self._fail(running, why)
-
-    def _withdraw(self, running: _Running) -> bool:
-        """Forget a unit; a whole archive stays as evidence. Return whether it does."""
-        self._running.remove(running)
-        self._engine.cancel(running.handle)
-        with suppress(OSError):  # a full disk: what was written is there
-            running.part.close()
-        archive = archive_of(self._run.path, running.unit)
-        # A node may die, or fail, between its record's last piece and its word of the end.
-        has_come = running.size > 0 and (running.end is not None or is_whole(archive))
-        if not has_come:
-            archive.unlink(missing_ok=True)
-        return has_come
 
     def _try_again(self, unit: units.Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
@@ -344,7 +305,6 @@ class Head:
             self._again += [again] if again is not None else []
 
     def _lose(self, node_id: str) -> None:
-        """Give up a silent node; none of its work counts any more."""
         self._engine.last_heard_s.pop(node_id, None)
         node, why = self.usable.pop(node_id, None), "the node did not answer"
         if node is None:
@@ -354,67 +314,56 @@ class Head:
         for running in list(self._running):
             if running.node is node:
                 self._break_off(running, why)
-            elif (
-                running.node is None
-                and self._stopping_s is None
-                and node_id not in running.unit.not_on
-            ):
+            elif not (running.node or self._stopping_s or node_id in running.unit.not_on):
                 # It may wait for that very node, or have begun there unheard.
                 self._fail(running, f"it was not heard of when {node.name} was lost")
 
     def _stop(self, why: str) -> None:
-        # The first reason is shown; later ones follow from it.
-        if self._stopping_s is None:
+        if self._stopping_s is None:  # the first reason is shown; later ones follow from it
             print_status(f"belljar: {why}")
             self._stopping_s = time.monotonic()
             self._engine.is_stopping = True
             self._waiting, self._again = [], []
 
     def _record_node(self, node: units.Node, state: str, why: str) -> None:
-        about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
+        about = {"node": node.name, "key": node.key, "cells": node.cells}
         self.record(Kind.FLEET_NODE, **about, state=state, reason=why)
 
     # --- the end
 
     def _finish(self, *, require_contained: bool) -> RunOutcome:
-        """Merge the logs, judge the whole, record both."""
         task, run = self._task, self._run
         asked = units.Asked(
             run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs
         )
-        interrupted = self._interrupted
-        stopped = self._stopping_s is not None and not interrupted
+        interrupted, stopped = self._interrupted, self._stopping_s is not None
+        stopped = stopped and not interrupted
+        ends = {"interrupted": interrupted, "stopped": stopped}
         # Judged twice: verdicts go into the log before it is known whether that works.
-        judged = partial(
-            units.judge_fleet, asked, self.tries, interrupted=interrupted, stopped=stopped
-        )
+        judge = partial(units.judge_fleet, asked, self.tries)
+        judged = partial(judge, interrupted=interrupted, stopped=stopped)
         dropped = self._merge(judged(), require_contained=require_contained)
         self.record(
             Kind.RUN_EVALUATED,
-            interrupted=interrupted,
-            stopped=stopped,
+            **ends,
             errors=[problem.detail for problem in self._problems],
             causes=[problem.code.value for problem in self._problems],
-            host_processes=dict(self._host.programs),
-            connections=dict(self._host.connections),
-            proxies=[*proxies_here()],
+            **self._host.data(),
         )
         left = LeftGatherer()
         for line in read_events(run.path):
             left.take(line)
         findings = judged(problems=self._problems, own=left.end())
         put_on_record(run, findings, dropped)
-        return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
+        return RunOutcome(findings=findings, dropped=dropped, path=run.path)
 
     def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
-        """Write the one log with verdicts; return the samples outside metrics."""
         if not any(each.findings for each in self.tries):
             return []
         folder = self._run.inspect_log_dir
         try:
-            differing = merge_logs(
-                self._parts(), self._task.samples, folder, epochs=self._task.epochs
-            )
+            names, epochs = self._task.samples, self._task.epochs
+            differing = merge_logs(self._parts(), names, folder, epochs=epochs)
             dropped = bind_verdicts(folder, findings, require_contained=require_contained)
         # Inspect's log format, and a task's own metrics
         except (Exception, SystemExit) as error:  # noqa: BLE001
@@ -422,12 +371,11 @@ class Head:
             self._problems.append(Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail))
             return []
         if differing:
-            detail = printable(differing)
-            self._problems.append(Reason(code=ReasonCode.UNITS_DIFFER, detail=detail))
+            detail, code = printable(differing), ReasonCode.UNITS_DIFFER
+            self._problems.append(Reason(code=code, detail=detail))
         return dropped
 
     def _parts(self) -> Iterator[LogPart]:
-        """Yield each counting unit's log, unpacked while it is read."""
         counted: dict[str, tuple[units.Try, set[tuple[str, int]]]] = {}
         for key, (tried, row) in units.counted_rows(self.tries).items():
             if row.is_logged:
@@ -438,7 +386,7 @@ class Head:
 
 
 def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
-    """Run an evaluation on the fleet; return its outcome and report lines."""
+    """Return the run's outcome and report lines."""
     patience_s = silence_s(os.environ)
     with (
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
@@ -455,37 +403,34 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             nodes = describe_nodes(engine, home, task)
             asked = [node.node_id for node in nodes if not node.refusal]
             # After Ctrl-C half of an image would stay there, which may be gigabytes.
-            unless_begun.callback(engine.on_each, asked, clear, workspace, within_s=CLEAR_S)
-            nodes, images, sent = prepare_nodes(
-                engine, nodes, workspace, archive, sha256, task, home
-            )
+            cleared = partial(clear, workspace)
+            unless_begun.callback(engine.on_each, asked, cleared, within_s=CLEAR_S)
+            place = (workspace, archive, sha256)
+            nodes, images, sent = prepare_nodes(engine, nodes, *place, task, home)
             kept = ("inspect_args", "policy", "tier", "allow_upstreams", "require_contained")
             plan = {
                 "task": task.name,
                 "samples": [*task.samples],
                 "epochs": task.epochs,
                 "code": sha256,
-                "policies": [*task.policies],
                 "images": images,
                 "versions": [__version__, version("inspect-ai")],
                 "fleet": fleet,
                 **{name: getattr(request, name) for name in kept},
             }
-            # Only now: a refused evaluation pins no key.
-            pin_keys(home, nodes)
+            pin_keys(home, nodes)  # only now: a refused evaluation pins no key
             with RunDirectory(home, KIND, argv, what=task.name) as run:
-                head = Head(task, engine, run, nodes, host, silence_s=patience_s)
+                head = Head(task, engine, run, nodes, host, patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}
                 for node_id, about in sent:
                     head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
-                # From here on units may use the files: after an error a later run on the node
-                # removes them.
+                # From here on units may use the files: after an error a later run removes them.
                 unless_begun.pop_all()
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 hint = f"see `belljar verdict {run.run_id}`"
                 unless_breached.enter_context(breach_stands(outcome.findings.verdict, hint=hint))
-                engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
+                engine.on_each([*head.usable], cleared, within_s=CLEAR_S)
         state, problem = check_ledger(run)  # now that it is sealed
         if state is not Status.VERIFIED:
             raise LedgerError(problem or "it is not sealed", where=str(run.path))

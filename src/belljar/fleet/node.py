@@ -1,7 +1,4 @@
-"""Code on a node, in a Ray or Slurm worker: checks of node and task, and units.
-
-Each command is a separate process with the node's store and key. Nothing here judges.
-"""
+"""Code on a node, in a Ray or Slurm worker: checks of node and task, and units. Judges nothing."""
 
 from __future__ import annotations
 
@@ -37,15 +34,12 @@ CHECK_S: Final = 600.0
 # As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 STARTS: Final = "BELLJAR_MAX_STARTS"
-# The last words of a process say why it ended; a traceback's end fits.
-_TAIL_CHARS: Final = 2000
-# A workspace changes with each sign of life of its head.
-_KEPT_S: Final = 24 * 3600.0
+_TAIL_CHARS: Final = 2000  # the last words of a process say why it ended; a traceback's end fits
+_KEPT_S: Final = 24 * 3600.0  # a workspace changes with each sign of life of its head
 SILENCE: Final = "BELLJAR_FLEET_SILENCE_S"
 # Without a sign of life for so long, a node is lost: a dead one is seen within 15 s.
 SILENCE_S: Final = 12.0
-# So many times as long a node waits for its head, which gives it up before.
-_LEASE: Final = 2.5
+_LEASE: Final = 2.5  # so many times as long a node waits for its head, which gives it up before
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", SILENCE)
 # Ray's own, with its token, and what would change the unit's options unseen.
@@ -55,7 +49,7 @@ _CHOOSING: Final = ("INSPECT_EVAL_LIMIT", "INSPECT_EVAL_SAMPLE_")
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The head's variables that belong to the evaluation's options."""
+    """Return the head's variables that belong to the evaluation's options."""
     return {
         name: value
         for name, value in environ.items()
@@ -64,7 +58,7 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def silence_s(environ: Mapping[str, str]) -> float:
-    """Return the seconds of silence that lose a node. Raises `PolicyError`."""
+    """Return after how long a node is lost. Raises `PolicyError`."""
     text = environ.get(SILENCE, str(SILENCE_S))
     # Shorter, and a busy node is taken for a dead one; at most four digits: an hour or two.
     if re.fullmatch(r"[0-9]{1,4}(\.[0-9]+)?", text) and float(text) >= 5:
@@ -73,7 +67,6 @@ def silence_s(environ: Mapping[str, str]) -> float:
 
 
 def describe() -> dict[str, Any]:
-    """Return the node's name, key and versions."""
     return {
         "name": _name(),
         "key": load_or_make_key(belljar_home()).fingerprint,
@@ -86,7 +79,6 @@ def describe() -> dict[str, Any]:
 def prepare(
     fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Unpack the task; check that this node can run it."""
     folder = _folder(fleet)
     folder.mkdir(mode=0o700, parents=True)
     for other in folder.parent.iterdir():  # of heads that died
@@ -94,8 +86,7 @@ def prepare(
             if other.is_dir() and time.time() - other.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(other)
     if hashlib.sha256(archive).hexdigest() != sha256:
-        why = "the task's archive arrived changed"
-        return {"exit_code": 5, "why": why, "images": {}, "missing": []}
+        raise ValueError("the task's archive arrived changed")
     sent = folder / "task.tar"
     sent.write_bytes(archive)
     with sent.open("rb") as file:
@@ -105,7 +96,6 @@ def prepare(
 
 
 def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict[str, Any]:
-    """Check that this node can run the task: its images, or why not."""
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
         cwd=_folder(fleet) / "task",
@@ -132,12 +122,10 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
 
 
 def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: bytes) -> str:
-    """Write a piece of an image's file; return why not."""
     file = _folder(fleet) / digest / "rootfs.sqfs"
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        # Before the first piece, for the whole file.
-        if not offset:
+        if not offset:  # before the first piece, for the whole file
             need_space(belljar_home(), size_bytes, "it")
         with file.open("r+b" if offset else "wb") as out:
             out.seek(offset)
@@ -150,10 +138,7 @@ def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: byt
 def take_image(
     fleet: str, digest: str, document: bytes, names: Sequence[str], origins: Sequence[str]
 ) -> str:
-    """Take the image that came into the store; return why not: other bytes than its digest's.
-
-    A digest that names another image here goes on to name it: two builds can have one origin.
-    """
+    """Return why the store did not take it; known digests keep their image."""
     folder, store = _folder(fleet) / digest, Store(belljar_home())
     try:
         (folder / "image.json").write_bytes(document)
@@ -167,10 +152,7 @@ def take_image(
 def run_unit(
     fleet: str, unit: str, words: Sequence[str], settings: Mapping[str, str], *, lease: str = LEASE
 ) -> Iterator[dict[str, Any] | bytes]:
-    """Run a unit: yields its run directory as a tar stream, and how it ended.
-
-    The record is sent however the process ended: it may be that of a breach.
-    """
+    """Its record is sent however it ended: it may be a breach's."""
     folder = _folder(fleet)
     noted = folder / f"{unit}.run"
     lease_s = _LEASE * silence_s(settings)
@@ -182,8 +164,7 @@ def run_unit(
         subprocess.Popen(
             [*guard, *command],
             cwd=folder / "task",
-            # The node's operator may set another number of starts, but not where the run is
-            # noted.
+            # The node's operator may set another number of starts.
             env={STARTS: str(os.cpu_count() or 1), **_environment(settings), NOTED_IN: str(noted)},
             stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
             stdout=subprocess.DEVNULL,
@@ -215,7 +196,7 @@ def clear(fleet: str) -> None:
 
 
 def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
-    """Halt every cell of this store; returns node name, exit code and text."""
+    """Return the node's name, the exit code and its output."""
     command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
     done = subprocess.run(
         [*command, *more], stdin=subprocess.DEVNULL, capture_output=True, timeout=END_S, check=False
@@ -230,13 +211,10 @@ CALLED: Final[tuple[Callable[..., Any], ...]] = (
 
 
 class HeadWatch:
-    """Takes the head's heartbeats on a node; renews its units' leases."""
-
     def __init__(self, fleet: str, lease: str = LEASE) -> None:
         self._lease = _folder(fleet) / lease
 
     def beat(self, number: int, *, stop: bool) -> None:
-        """Renew the lease, or have the units end."""
         # Renamed into place: a guard never reads half a lease.
         fresh = self._lease.with_name(f"{self._lease.name}.new")
         with suppress(FileNotFoundError):  # the workspace was cleared meanwhile

@@ -1,39 +1,30 @@
-"""The one module that imports Ray.
-
-Ray lets everybody who has its token run code on every node. So the token is on, and only loopback
-and private addresses are used.
-"""
+"""The one module that imports Ray, whose token lets everybody run code on every node."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, MEMORY, check_private
-from belljar.fleet.guard import START_S
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, MEMORY, Engine, check_private
 from belljar.fleet.node import HeadWatch, run_unit
 from belljar.units import printable
 
-# A piece of an archive that takes longer comes from a node that hangs.
-TRANSFER_S: Final = 60.0
-# An older one takes RAY_AUTH_MODE for nothing.
-_FIRST_WITH_TOKENS: Final = (2, 52)
+TRANSFER_S: Final = 60.0  # a piece of an archive that takes longer comes from a node that hangs
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
-class RayEngine:
-    """See `Engine`."""
-
+class RayEngine(Engine):
     needs_token = True
 
     def __init__(self, address: str) -> None:
         """Join the cluster at `address` or RAY_ADDRESS."""
+        super().__init__()
         if not (address := address or os.environ.get("RAY_ADDRESS", "")):
             hint = "give --fleet ray://HOST:PORT, or set RAY_ADDRESS"
             raise PolicyError("which cluster?", where="--fleet ray", hint=hint)
@@ -48,9 +39,9 @@ class RayEngine:
             import ray
         except ImportError as error:
             raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
-        if tuple(map(int, ray.__version__.split(".")[:2])) < _FIRST_WITH_TOKENS:
-            what = f"Ray {ray.__version__} knows no tokens: whoever reaches its port may run code"
-            raise HostError(what, hint=HINT_EXTRA)
+        # An older one takes RAY_AUTH_MODE for nothing.
+        if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 52):
+            raise HostError(f"Ray {ray.__version__} knows no tokens", hint=HINT_EXTRA)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
@@ -59,30 +50,20 @@ class RayEngine:
             raise HostError(what, where=printable(address), hint=hint) from error
         self._ray: Any = ray
         self._watches: dict[str, Any] = {}
-        self.is_stopping = False
-        self.closed = threading.Event()
-        self.last_heard_s: dict[str, float] = {}
 
     def close(self) -> None:
-        """Leave the cluster."""
         self.closed.set()
         self._ray.shutdown()
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
-        """Return the resources of each live node with cells."""
         return offers_of(self._ray.nodes(), may_be_public=to_kill)
 
     def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        within_s: float = CALL_S,
+        self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run a task of Ray on each node."""
-        remote = self._ray.remote(function)
+        remote = self._ray.remote(call.func)
         # Bytes are put once, and each node fetches them once.
-        sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in arguments]
+        sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in call.args]
         # `max_retries`: the head alone decides what is tried again.
         references = {
             each: remote.options(num_cpus=0, max_retries=0, label_selector=_on(each)).remote(*sent)
@@ -101,7 +82,6 @@ class RayEngine:
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Run a streaming task of Ray."""
         unit: object = (
             self._ray.remote(_run_unit)
             .options(
@@ -118,7 +98,6 @@ class RayEngine:
         return unit
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
-        """Take one item of each stream that has one."""
         if not units:
             time.sleep(timeout_s)
             return
@@ -136,24 +115,19 @@ class RayEngine:
             yield unit, item
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
-        """Cancel the task; its guard ends the unit."""
         # It may have ended already.
         with suppress(Exception):
             self._ray.cancel(unit, force=True)
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Start an actor on each node, called every second."""
         actor = self._ray.remote(HeadWatch)
         for each in nodes:
             # It restarts without limit: units must not end because this small process did.
             options = actor.options(num_cpus=0, max_restarts=-1, label_selector=_on(each))
             self._watches[each] = options.remote(fleet)
-            # In the future: nothing is expected while the actor's process starts.
-            self.last_heard_s[each] = time.monotonic() + START_S
-        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
+        super().watch(fleet, nodes)
 
     def _beat(self) -> None:
-        """Take the answers; send a heartbeat to each node that answered."""
         beats, number = dict[str, Any](), 0
         while not self.closed.wait(BEAT_S):
             for node_id, reference in list(beats.items()):
@@ -162,8 +136,7 @@ class RayEngine:
                     if node_id in self.last_heard_s:
                         self.last_heard_s[node_id] = time.monotonic()
                 except self._ray.exceptions.GetTimeoutError:
-                    # The last call is still unanswered: no second one is queued behind it.
-                    continue
+                    continue  # the last call is still unanswered: no second one is queued behind it
                 except Exception:  # noqa: BLE001, S110 - its process may start again: call again
                     pass
                 del beats[node_id]
@@ -176,13 +149,9 @@ class RayEngine:
 def offers_of(
     nodes: Iterable[Mapping[str, Any]], *, may_be_public: bool
 ) -> dict[str, Mapping[str, float]]:
-    """Return the resources of each live node with cells, by its id.
-
-    Raises `PolicyError` when any live node, with cells or without, has a public address.
-    """
+    """Raises `PolicyError` when any live node, with cells or without, has a public address."""
     alive = [each for each in nodes if each["Alive"]]
-    # Halting cells must not fail because of an address.
-    for each in () if may_be_public else alive:
+    for each in () if may_be_public else alive:  # halting cells must not fail because of an address
         name, address = each["NodeManagerHostname"], each["NodeManagerAddress"]
         check_private(address, where=f"node {name}, {address}")
     return {each["NodeID"]: each["Resources"] for each in alive if each["Resources"].get(CELLS)}
@@ -193,7 +162,6 @@ def _on(nodes: str) -> dict[str, str]:
 
 
 def _run_unit(*arguments: Any) -> Iterator[dict[str, Any] | bytes]:  # noqa: ANN401 - `run_unit`'s
-    """Yield the unit's node, then its output. Called in a Ray worker."""
     import ray
 
     yield {"node": ray.get_runtime_context().get_node_id()}

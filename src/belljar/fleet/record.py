@@ -37,14 +37,12 @@ _OF_UNIT: Final = frozenset(
 
 
 def archive_of(run: Path, unit: Unit) -> Path:
-    """Return the place of a unit's run directory in the fleet's."""
     return run / UNITS / f"{unit.name}.tar"
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A page's data of each unit while unpacked: its events, then whatever `keep` reads of its
-    verified run directory."""
+    """`keep` reads a verified run directory while it is unpacked."""
 
     timelines: Timelines
     keep: Callable[[Path], None]
@@ -52,10 +50,7 @@ class Shown:
 
 @contextmanager
 def unpacked(run: Path, tried: Try, *, only: str = "") -> Iterator[Path]:
-    """Unpack a unit's archive into a temporary directory. Raises `LedgerError`, `OSError`.
-
-    The run directory may come from anywhere: links in it are refused.
-    """
+    """Refuses links in the run directory. Raises `LedgerError`, `OSError`."""
     path = archive_of(run, tried.unit)
     with (
         tempfile.TemporaryDirectory(prefix="belljar-unit-") as made,
@@ -108,7 +103,7 @@ def examine(run: Path, tried: Try, shown: Shown | None = None) -> Try:
 
 
 def record_of(run: Path, shown: Shown | None = None) -> tuple[dict[str, Any], list[Try]]:
-    """Return a fleet's plan and its attempts by its ledger, each archive verified and judged again.
+    """Return a fleet's plan and its attempts, each archive verified and judged again.
 
     One that does not verify is an attempt that `is_bad`. Raises `LedgerError` without a plan.
     """
@@ -159,10 +154,9 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
 
 
 def is_whole(archive: Path) -> bool:
-    """Return whether an archive ends with two zero blocks (POSIX pax)."""
     try:
         with archive.open("rb") as file:
-            file.seek(-1024, os.SEEK_END)
+            file.seek(-1024, os.SEEK_END)  # two zero blocks end a tar archive (POSIX pax)
             return not any(file.read())
     except OSError:  # none, or one that has hardly begun
         return False
@@ -171,7 +165,7 @@ def is_whole(archive: Path) -> bool:
 def findings_of(
     run: Path, evidence: Evidence, shown: Shown | None = None
 ) -> tuple[RunFindings, list[str]]:
-    """Return any run's findings by its stored evidence, and fleet lines."""
+    """Return the findings by any run's stored evidence, and fleet lines."""
     if evidence.run.kind != KIND:
         return judge(evidence), []
     problems = [*record_reasons(evidence)]

@@ -1,8 +1,6 @@
 """Slurm as a fleet's engine: each function or unit is an `srun`, whose pipes carry frames.
 
-Slurm queues and places; its authentication (munge) decides who may. Only this Python's path is
-shared. `python -m belljar.fleet.slurm_engine` runs on the node, where the end of standard input is
-the head's end.
+`python -m belljar.fleet.slurm_engine` runs on the node, where standard input ends with the head.
 """
 
 from __future__ import annotations
@@ -15,18 +13,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
+from tempfile import TemporaryFile
 from typing import IO, Any, Final, cast
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.fleet import node as on_node
 from belljar.fleet.archive import MAX_TASK_BYTES
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY
-from belljar.fleet.guard import START_S
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, Engine
 from belljar.policy.limits import Tier
 from belljar.units import printable
 
@@ -36,28 +35,24 @@ MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
 MAX_PIECE_BYTES: Final = 16 << 20
 # Of a function on a node, which says some names and sentences; all nodes are asked at once.
 MAX_ANSWER_BYTES: Final = 1 << 20
-# Of the words that `srun` prints, the last ones say why it failed.
-_MAX_SAID_BYTES: Final = 4096
+_MAX_SAID_BYTES: Final = 4096  # of the words that `srun` prints, the last ones say why it failed
 JOB: Final = "belljar"
-# Kept free for a function on a node: a check loads the task, and Inspect.
-CALL_MIB: Final = 1024
+CALL_MIB: Final = 1024  # kept free for a function on a node: a check loads the task, and Inspect
 # As `sinfo` calls nodes that take jobs; one that is drained or down would keep a unit waiting.
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
-# The kind (`b`: bytes, `j`: JSON) and length of what follows.
-_HEAD: Final = struct.Struct(">cI")
+_HEAD: Final = struct.Struct(">cI")  # the kind (`b`: bytes, `j`: JSON) and length of what follows
 # One byte a heartbeat. At the stream's end the node reads none, which means stop as well.
 _GO_ON, _STOP = b"g", b"s"
 
 
 def send(stream: IO[bytes], item: object) -> None:
-    """Write one item: bytes, or what JSON can hold."""
     kind, content = (b"b", item) if isinstance(item, bytes) else (b"j", json.dumps(item).encode())
     stream.write(_HEAD.pack(kind, len(content)) + content)
     stream.flush()
 
 
 def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa: ANN401
-    """Read one item. Raises `EOFError` at the end, `ValueError` for other data."""
+    """Raises `EOFError` at the end, `ValueError` for other data."""
     head = stream.read(_HEAD.size)
     if not head:
         raise EOFError
@@ -72,7 +67,7 @@ def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unit:
-    """A unit's `srun` and pipes. `node`: known when it runs."""
+    """`node`: known when it runs."""
 
     process: subprocess.Popen[bytes]
     to: IO[bytes]
@@ -80,22 +75,15 @@ class _Unit:
     node: str = ""
 
 
-class SlurmEngine:
-    """See `Engine`."""
-
-    needs_token = False  # Slurm has its own way to know who asks
-
+class SlurmEngine(Engine):
     def __init__(self, partition: str) -> None:
+        super().__init__()
         self._where = [f"--partition={partition}"] if partition else []
         self._units: list[_Unit] = []
         # Pieces of archives are megabytes: a slow head holds the nodes back, not its memory.
         self._items: queue.Queue[tuple[_Unit, Any]] = queue.Queue(maxsize=16)
-        self.is_stopping = False
-        self.closed = threading.Event()
-        self.last_heard_s: dict[str, float] = {}
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
-        """Return each node's offer by processors and memory; tiers are checked there."""
         markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
         found: dict[str, Mapping[str, float]] = {}
         words = ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
@@ -108,21 +96,16 @@ class SlurmEngine:
         return found
 
     def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        within_s: float = CALL_S,
+        self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run a job on each node, or an unqueued step of a unit's job."""
         running = _output(["squeue", "--me", "--noheader", f"--name={JOB}", "--format=%N|%A"])
         jobs = dict(line.split("|") for line in running)
         request = BytesIO()
-        for item in (function.__name__, len(arguments), *arguments):
+        for item in (call.func.__name__, len(call.args), *call.args):
             send(request, item)
         content = request.getvalue()
 
-        def call(each: str) -> Any:  # noqa: ANN401 - any function's result
+        def ask(each: str) -> Any:  # noqa: ANN401 - any function's result
             words = [*self._where, *_size(1, CALL_MIB)]
             if each in jobs:
                 words = [f"--jobid={jobs[each]}", "--overlap"]
@@ -133,19 +116,15 @@ class SlurmEngine:
                 return error
 
         with ThreadPoolExecutor(max_workers=32) as pool:
-            return dict(zip(nodes, pool.map(call, nodes), strict=True))
+            return dict(zip(nodes, pool.map(ask, nodes), strict=True))
 
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Queue a job."""
         # `--nodelist` would ask for all of these nodes at once, so the others are excluded.
         others = ",".join(sorted(set(self.offers()) - {*nodes}))
-        words = [
-            *self._where,
-            *_size(cells, memory_mib),
-            *([f"--exclude={others}"] if others else []),
-        ]
+        words = [*self._where, *_size(cells, memory_mib)]
+        words += [f"--exclude={others}"] if others else []
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             _srun(JOB, words), stdin=pipe, stdout=pipe, stderr=None, start_new_session=True
@@ -163,7 +142,6 @@ class SlurmEngine:
         return unit
 
     def _read(self, unit: _Unit) -> None:
-        """Queue a unit's output, bounded while the head is busy."""
         item: Any = {}
         while isinstance(item, dict | bytes):
             try:
@@ -180,13 +158,11 @@ class SlurmEngine:
             # A node that was given up has no entry, and stays lost.
             if unit.node in self.last_heard_s:
                 self.last_heard_s[unit.node] = time.monotonic()
-            # An empty one only answers a heartbeat.
-            if item != {}:
+            if item != {}:  # an empty one only answers a heartbeat
                 self._items.put((unit, item))
         self._units.remove(unit)
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
-        """Take one item from the queue."""
         with suppress(queue.Empty):
             unit, item = self._items.get(timeout=timeout_s)
             # What a unit sends after the head gave it up is dropped.
@@ -198,13 +174,7 @@ class SlurmEngine:
         with suppress(OSError):
             unit.to.close() if unit.node else unit.process.terminate()
 
-    def watch(self, fleet: str, nodes: Sequence[str]) -> None:  # noqa: ARG002 - by each unit's pipe
-        """Start to write into the units' pipes."""
-        self.last_heard_s = {each: time.monotonic() + START_S for each in nodes}
-        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
-
     def _beat(self) -> None:
-        """Send units heartbeats. A node without units has nothing to lose."""
         while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
                 # ValueError: `cancel` closed the pipe meanwhile.
@@ -213,13 +183,11 @@ class SlurmEngine:
                     unit.to.flush()
             now, busy = time.monotonic(), {unit.node for unit in list(self._units)}
             for node, heard_s in list(self.last_heard_s.items()):
-                # Unless a unit's thread noted an answer meanwhile; at first the time lies START_S
-                # ahead.
+                # Unless a unit's thread noted an answer meanwhile; at first it lies START_S ahead.
                 if node not in busy and self.last_heard_s.get(node) == heard_s:
                     self.last_heard_s[node] = max(now, heard_s)
 
     def close(self) -> None:
-        """Write no more, and end what still runs here."""
         self.closed.set()
         for unit in list(self._units):
             unit.process.terminate()
@@ -236,41 +204,28 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
-    """Run a program on this input; return its one bounded frame."""
-    pipe = subprocess.PIPE
-    with (
-        # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.
-        subprocess.Popen(
-            words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        ) as process,
-        ThreadPoolExecutor(max_workers=2) as threads,
-    ):
-        ends = threading.Timer(within_s, process.kill)
-        ends.start()
+    # What sends more than one answer is ended by its limit of file size.
+    bounded = ["prlimit", f"--fsize={_HEAD.size + MAX_ANSWER_BYTES}", *words]
+    with TemporaryFile() as back, TemporaryFile() as said:
+        why = "no answer"
         try:
-            back = cast("IO[bytes]", process.stdout)
-
-            def give(stream: IO[bytes]) -> None:
-                with suppress(BrokenPipeError), stream:  # its end says why
-                    stream.write(content)
-
-            threads.submit(give, cast("IO[bytes]", process.stdin))
-            said = threads.submit(_last_bytes, cast("IO[bytes]", process.stderr))
-            with back:  # closed, so that what sends more ends
-                return receive(back, MAX_ANSWER_BYTES)
+            subprocess.run(
+                bounded,
+                input=content,
+                stdout=back,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is the head's: it asks units to end itself
+                timeout=within_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            why = "no answer in time"
+        back.seek(0)
+        said.seek(max(0, said.seek(0, os.SEEK_END) - _MAX_SAID_BYTES))
+        try:
+            return receive(back, MAX_ANSWER_BYTES)
         except EOFError:
-            why = "no answer in time" if ends.finished.is_set() else "no answer"
-            raise HostError(f"{why}: {printable(said.result())}") from None
-        finally:
-            process.wait()
-            ends.cancel()
-
-
-def _last_bytes(stream: IO[bytes]) -> bytes:
-    last = b""
-    while some := stream.read1(_MAX_SAID_BYTES):  # type: ignore[attr-defined]
-        last = (last + some)[-_MAX_SAID_BYTES:]
-    return last
+            raise HostError(f"{why}: {printable(said.read())}") from None
 
 
 def _output(words: Sequence[str]) -> list[str]:
@@ -284,7 +239,6 @@ def _output(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """The node's end of one `srun`."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed is not a frame
     source = sys.stdin.buffer

@@ -15,8 +15,7 @@ from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.units import printable
 
-# One command line names them, and one lost unit costs no more.
-MAX_UNIT_SAMPLES: Final = 64
+MAX_UNIT_SAMPLES: Final = 64  # one command line names them, and one lost unit costs no more
 # A sample that takes down three nodes is more likely the cause than the nodes.
 MAX_ATTEMPTS: Final = 3
 
@@ -43,7 +42,7 @@ _NEVER_ENDED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Samples with all epochs, run whole by one node; `not_on`: its past nodes."""
+    """It has all epochs of its samples; `not_on`: its past nodes."""
 
     number: int
     samples: tuple[str, ...]
@@ -52,27 +51,22 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Its file's name, and what messages call it."""
         return f"{self.number:05d}-{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node's description; `cells`: at a time. `refusal`: why it gets no unit."""
+    """`cells`: at a time. `refusal`: why it gets no unit."""
 
     node_id: str
     name: str
     key: str = ""
-    version: str = ""
     cells: int = 0
     refusal: str = ""
 
 
 def cells_per_unit(nodes: Iterable[Node]) -> int:
-    """Return how many cells a unit has at a time: the smallest node runs one unit or two.
-
-    Two, where there is room: one works while the other waits for its last sample.
-    """
+    # Of two units on a node one works while the other waits for its last sample.
     smallest = min(node.cells for node in nodes)
     return max(1, smallest if smallest < 4 else smallest // 2)
 
@@ -94,15 +88,11 @@ def is_cut_off(findings: RunFindings) -> bool:
 
 
 def excused(findings: RunFindings) -> frozenset[ReasonCode]:
-    """Return this unit's causes that are the infrastructure's."""
     return INFRASTRUCTURE | _NEVER_ENDED if is_cut_off(findings) else INFRASTRUCTURE
 
 
 def may_replace(row: Row, findings: RunFindings) -> bool:
-    """Return whether another attempt may stand for this sample: infrastructure took its evidence.
-
-    Or it was cut: a node without disk or memory, or interrupted, ends the evaluation.
-    """
+    """Return whether infrastructure took the evidence, or cut the sample."""
     codes = {reason.code for reason in row.reasons}
     is_cut = bool(row.transcript.error) and (findings.failure_code or findings.interrupted)
     return codes <= excused(findings) and bool(codes or is_cut)
@@ -118,21 +108,13 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings) -> tuple[str, .
     if findings.refusal_code:  # 4: the task is wrong on every node
         return unit.samples if findings.refusal_code == 3 else ()
     is_short = bool(findings.rows) and has_task_error(findings)
-    lost, seen = set[str](), dict[str, int]()
-    for row in findings.rows:
-        sample = row.transcript.sample
-        seen[sample] = seen.get(sample, 0) + 1
-        if may_replace(row, findings):
-            lost.add(sample)
-    return tuple(
-        sample
-        for sample in unit.samples
-        if sample in lost or (seen.get(sample, 0) < epochs and not is_short)
-    )
+    seen = Counter(row.transcript.sample for row in findings.rows)
+    lost = {row.transcript.sample for row in findings.rows if may_replace(row, findings)}
+    missing = {each for each in unit.samples if seen[each] < epochs and not is_short}
+    return tuple(each for each in unit.samples if each in lost | missing)
 
 
 def has_task_error(findings: RunFindings) -> bool:
-    """Return whether the task's own error ended the unit, not its node."""
     is_of_node = findings.failure_code or findings.interrupted or is_cut_off(findings)
     return bool(findings.errors) and not is_of_node
 
@@ -140,7 +122,7 @@ def has_task_error(findings: RunFindings) -> bool:
 def another_try(
     unit: Unit, samples: Sequence[str], node: str, eligible: Collection[str]
 ) -> Unit | None:
-    """Return the unit's next attempt; None: too many, or no untried node."""
+    """Return None for too many attempts, or no untried node."""
     not_on = unit.not_on | {node}
     if not samples or unit.attempt >= MAX_ATTEMPTS or not set(eligible) - not_on:
         return None
@@ -150,19 +132,14 @@ def another_try(
 def deadline_s(
     unit: Unit, epochs: int, cells: int, time_limit_s: float | None, *, retries: int = 0
 ) -> float | None:
-    """Return a unit's time limit on its node; None without a task limit.
-
-    Rounds of parallel samples, each doubled for scoring and proof of its end. `retries`: attempts
-    at a sample after an error, each with its own time limit.
-    """
+    """Each round leaves time for scoring and proof of its end."""
     if time_limit_s is None:
         return None
     rounds = math.ceil(len(unit.samples) * epochs / cells) * (1 + retries)
     return 120.0 + rounds * (2 * time_limit_s + 60.0)
 
 
-# The kind of a fleet's run.
-KIND: Final = "fleet"
+KIND: Final = "fleet"  # the kind of a fleet's run
 # They say that a unit has no samples, of which each has a void row of its own here.
 _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
@@ -172,7 +149,7 @@ class Try:
     """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
 
     `began` False: interrupted before it could make a cell. `is_bad`: the result does not verify.
-    `archive`: the result's digest; `run_id`, `key` and `root` are its ledger's.
+    `archive`: its digest; `run_id`, `key` and `root` are its ledger's.
     """
 
     unit: Unit
@@ -188,14 +165,11 @@ class Try:
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
         return f"unit {self.unit.name} on {self.node}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The samples that a fleet was to run, and how often."""
-
     run_id: str
     task: str
     samples: tuple[str, ...]
@@ -218,12 +192,12 @@ def judge_fleet(
     last = counted_rows(tries)
     counted = {id(each) for each, _ in last.values()}
     tried: dict[str, list[Try]] = {}
-    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
     for each in tries:
         for sample in each.unit.samples:
             tried.setdefault(sample, []).append(each)
-        if each.is_bad:
-            doubts.append(Reason(code=ReasonCode.LEDGER_BAD, where=each.where, detail=each.why))
+    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
+    bad, code = (each for each in tries if each.is_bad), ReasonCode.LEDGER_BAD
+    doubts += [Reason(code=code, where=each.where, detail=each.why) for each in bad]
     is_ended, rows = interrupted or stopped, list[Row]()
     for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
         mine, found = tried.get(sample, []), last.get((sample, epoch))
@@ -275,10 +249,7 @@ def _ended_early(tried: Try) -> bool:
 
 
 def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
-    """Return the attempt that counts for each sample and epoch.
-
-    A later one replaces only what infrastructure took: no verdict and no score is exchanged.
-    """
+    """No verdict and no score is exchanged, but for what infrastructure took."""
     found: dict[tuple[str, int], tuple[Try, Row]] = {}
     for each in tries:
         for row in each.findings.rows if each.findings is not None else ():
@@ -287,8 +258,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
                 continue
             if key in found:
                 before, known = found[key]
-                # A breach counts whichever attempt it is of; anything else only in place of lost
-                # evidence.
+                # A breach counts of whichever attempt; anything else in place of lost evidence.
                 is_worse = row.verdict is Verdict.BREACHED
                 is_lost = before.findings is not None and may_replace(known, before.findings)
                 if not (is_worse or is_lost):
@@ -298,7 +268,6 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
 
 
 def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
-    """Yield a unit's claims of samples not given or run twice."""
     for tried in tries:
         due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
         for row in tried.findings.rows if tried.findings is not None else ():
@@ -306,8 +275,7 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
             if key not in due or row.transcript.task not in {asked.task, ""}:
                 detail = printable(f"{row.transcript.task} {key[0]} #{key[1]}", max_chars=200)
                 yield Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)
-            # A second row of the same sample is then one too many.
-            due.discard(key)
+            due.discard(key)  # a second row of the same sample is then one too many
     # Verdicts are written into the log by it.
     uuids = Counter(row.transcript.uuid for row in rows if row.is_logged)
     for uuid in (uuid for uuid, count in uuids.items() if count > 1):
@@ -317,7 +285,6 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
 def _row(
     asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
 ) -> Row:
-    """Return the sample's row with notes of other attempts; void without any."""
     if found is None:
         why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
@@ -331,7 +298,6 @@ def _row(
 
 
 def _outcome(tried: Try, sample: str, epoch: int) -> str:
-    """Return an attempt's outcome and score, which may not be the counted one."""
     for row in tried.findings.rows if tried.findings is not None else ():
         if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
             scores = " ".join(row.transcript.scores.values())
@@ -343,7 +309,6 @@ def _outcome(tried: Try, sample: str, epoch: int) -> str:
 
 
 def summary(tries: Sequence[Try]) -> list[str]:
-    """Return a report's last lines, about nodes and attempts."""
     if not tries:
         return ["fleet: no unit ran"]
     failed = [each for each in tries if each.began and (each.findings is None or each.why)]

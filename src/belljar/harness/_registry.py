@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 @sandboxenv(name="belljar")
 def belljar() -> type[BelljarSandboxEnvironment]:
-    """The sandbox named `belljar`."""
     from belljar.harness.provider import BelljarSandboxEnvironment
 
     return BelljarSandboxEnvironment
@@ -22,7 +21,6 @@ def belljar() -> type[BelljarSandboxEnvironment]:
 
 @modelapi(name="belljar")
 def belljar_model() -> type[BelljarModelAPI]:
-    """The models named `belljar/FILE`."""
     from belljar.harness.model_api import BelljarModelAPI
 
     return BelljarModelAPI

@@ -1,7 +1,4 @@
-"""A cell's attach socket, for `belljar attach`.
-
-The process that made the cell serves it while the sample runs; early clients wait in the backlog.
-Only the same user or root may connect, never the guest.
+"""A cell's attach socket, for `belljar attach`; early clients wait in the backlog.
 
 A frame: one byte of kind, four of length (little-endian), at most 64 KiB of payload.
 """
@@ -16,16 +13,17 @@ import shlex
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from belljar.errors import BelljarError, CellError
+from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -34,10 +32,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-# People at terminals of one cell.
-MAX_CLIENTS: Final = 8
-# A client that says nothing must not keep one of the few places.
-_OPENING_S: Final = 10.0
+BACKLOG: Final = 8  # people who wait for a cell's terminal
+_OPENING_S: Final = 10.0  # a client that says nothing must not stay
 # An image may lack bash, but a cell's every image has a shell there.
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 # A reader holds one frame at most, so a broken peer costs no more memory.
@@ -46,8 +42,6 @@ _HEAD: Final = struct.Struct("<cI")  # kind and length of a frame
 
 
 class FrameKind(Enum):
-    """The kind of a frame."""
-
     OPEN = b"O"
     INPUT = b"I"
     INPUT_END = b"E"
@@ -58,12 +52,11 @@ class FrameKind(Enum):
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
-    """One frame. The payload must fit."""
     return _HEAD.pack(kind.value, len(payload)) + payload
 
 
 async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
-    """Each frame until the peer leaves. Raises `ValueError` for one that is none."""
+    """Raises `ValueError` for what is no frame."""
     reading = BufferedByteReceiveStream(stream)
     with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
         while True:
@@ -75,15 +68,12 @@ async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind
 
 
 def attach_directory(home: Path | None) -> Path:
-    """The directory of this user's attach sockets."""
-    from belljar.store.home import belljar_home
-
     return (home or belljar_home()) / "attach"
 
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A socket's name within the kernel's 107 bytes."""
+    """Yield a name of the socket within the kernel's 107 bytes."""
     # Only to name it: nothing is read from the directory.
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -93,8 +83,6 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 class AttachSocket:
-    """One cell's attach socket: listening, not yet served."""
-
     def __init__(self, cell: Cell, *, home: Path | None) -> None:
         self.path = path = attach_directory(home) / cell.id
         self.released = self._served = self._closed = False
@@ -102,16 +90,13 @@ class AttachSocket:
         self._ended = anyio.Event()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._listening = socket.socket(socket.AF_UNIX, kind)
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with short_path(path) as name:
             self._listening.bind(name)
-            # Nobody can connect before `listen`, whatever the umask was.
-            Path(name).chmod(0o600)
-        self._listening.listen(MAX_CLIENTS)
+            Path(name).chmod(0o600)  # nobody can connect before `listen`, whatever the umask was
+        self._listening.listen(BACKLOG)
 
     async def close(self) -> None:
-        """Refuse new clients and end all sessions."""
         self._closed = True
         if self._sessions is not None:
             self._sessions.cancel()
@@ -120,7 +105,6 @@ class AttachSocket:
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve clients while the sample runs. Idempotent."""
         if self._served:
             return
         from inspect_ai.util import background
@@ -133,11 +117,9 @@ class AttachSocket:
         self._served = True
 
     async def serve(self, cell: Cell) -> None:
-        """Serve clients until cancelled; errors end one session."""
         if self._closed:
             return
         self._ended = anyio.Event()
-        self._terminals = anyio.CapacityLimiter(MAX_CLIENTS)
 
         async def session(stream: SocketStream) -> None:
             async with stream:
@@ -169,33 +151,26 @@ class AttachSocket:
                 self.released = True
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
-                async with self._terminals:
-                    await _terminal(stream, incoming, cell, **json.loads(payload))
+                status = await _terminal(stream, incoming, cell, json.loads(payload))
+                await stream.send(frame(FrameKind.EXIT, status.encode()))
 
 
 async def _terminal(
     stream: SocketStream,
     incoming: AsyncIterator[tuple[FrameKind, bytes]],
     cell: Cell,
-    *,
-    argv: Sequence[str],
-    user: str | None,
-    term: str,
-    size: tuple[int, int],
-) -> None:
+    opening: Mapping[str, Any],
+) -> str:
     from belljar.channel import PtySize
 
+    argv, env = opening["argv"] or _LOGIN_SHELL, {"TERM": opening["term"]}
+    rows, cols = opening["size"]
+    size = PtySize(rows=rows, cols=cols)
     try:
-        async with cell.open_exec(
-            argv or _LOGIN_SHELL,
-            user=user,
-            env={"TERM": term},
-            pty=PtySize(rows=size[0], cols=size[1]),
-        ) as running:
-            status = await _relay(stream, incoming, running)
+        async with cell.open_exec(argv, user=opening["user"], env=env, pty=size) as running:
+            return await _relay(stream, incoming, running)
     except BelljarError as error:
-        status = f"1 {printable(error.what)}"
-    await stream.send(frame(FrameKind.EXIT, status.encode()))
+        return f"1 {printable(error.what)}"
 
 
 async def _relay(
@@ -233,7 +208,7 @@ async def _relay(
 
 
 def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
-    """Connect to an attach socket. Raises `OSError`."""
+    """Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
     try:
@@ -246,7 +221,7 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Ask owners to destroy kept cells; returns those confirmed."""
+    """Ask owners to destroy kept cells; return those that confirmed."""
     released = []
     for name, stream in _connected(home):
         # A timeout: a running sample's socket that is not served right now
@@ -259,13 +234,12 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
 
 
 def remove_dead_sockets(home: Path | None = None) -> None:
-    """Remove dead owners' sockets."""
     for _ in _connected(home, timeout_s=1):
         pass
 
 
 def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[str, socket.socket]]:
-    """Connect to each cell's socket in turn; removes those without an owner."""
+    """Connect to each cell's socket; remove those without an owner."""
     for path in sorted(attach_directory(home).glob("*")):
         # Full, or another error that does not show that its owner is dead
         with contextlib.suppress(OSError):
@@ -280,8 +254,6 @@ def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[s
 
 
 def login_command(cell_id: str, user: str | None) -> str:
-    """The command line for a terminal in a cell."""
-    # The script beside this Python: PATH may name another installation.
-    script = Path(sys.executable).with_name("belljar")
-    launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
-    return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])
+    # Of this Python: PATH may name another installation.
+    words = [sys.executable, "-m", "belljar", "attach", cell_id]
+    return shlex.join([*words, *(["--user", user] if user else [])])

@@ -1,8 +1,6 @@
 """The controls of `belljar run` in Inspect: no other sandbox provider, no refused tool.
 
-Other providers are refused in the registry, in their base class, and at a sample's start. Tools
-that act outside are checked at their offer to a model, at calls, and at each connection to an MCP
-server, which starts a host process. Raises `HostError` where Inspect lacks such a place.
+Raises `HostError` where Inspect lacks a place to check either.
 """
 
 # ruff: noqa: ANN401 - values of Inspect's own functions
@@ -17,9 +15,17 @@ from importlib.util import find_spec
 from inspect import signature, unwrap
 from typing import Any, Final, NoReturn
 
+from inspect_ai._util.registry import RegistryInfo
+from inspect_ai.agent._bridge.sandbox import service
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
+from inspect_ai.hooks._hooks import get_all_hooks
+from inspect_ai.model import _call_tools
 from inspect_ai.tool import ToolDef, ToolInfo
 from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util._sandbox import registry
+from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from typing_extensions import override
 
 from belljar.errors import BelljarError, HostError
@@ -57,12 +63,7 @@ _active: Session | None = None
 
 @contextmanager
 def controlled(session: Session) -> Iterator[None]:
-    """Keep other providers and refused tools out inside the block; the use of one stops `session`.
-
-    Raises `HostError` for an unknown Inspect, or when another run is active.
-    """
-    from inspect_ai.hooks._hooks import get_all_hooks
-
+    """Raises `HostError` for an unknown Inspect, or beside another run."""
     global _active
     with ExitStack() as stack:
         if not _lock.acquire(blocking=False):
@@ -83,20 +84,13 @@ def controlled(session: Session) -> Iterator[None]:
 
 @hooks(name="belljar_boundary", description="Looks at each sample's sandboxes and tools.")
 class LookAtSamples(Hooks):
-    """Called for an attempt's sandboxes, and with a model's offered tools."""
-
     @override
     def enabled(self) -> bool:
-        """Only during `belljar run`."""
         return _active is not None
 
     @override
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
-        """Stop the run for a sandbox other than a cell."""
-        from inspect_ai.util._sandbox.context import sandbox_environments_context_var
-
-        # Read once: the end of the run may take it away meanwhile.
-        if (session := _active) is None:
+        if (session := _active) is None:  # read once: the end of the run may take it away meanwhile
             return
         where = f"sample {data.summary.id}"
         try:
@@ -146,22 +140,18 @@ def look_at(session: Session, environments: Mapping[str, object] | None, *, wher
 
 
 class _Closed(type):
-    """Replaces another provider; any use stops the run."""
+    """It replaces another provider; any use stops the run."""
 
     session: Session
 
     def __getattr__(cls, name: str) -> Any:
-        # Looks of Python itself are no use of the provider.
-        if name.startswith("__"):
+        if name.startswith("__"):  # looks of Python itself are no use of the provider
             raise AttributeError(name)
         what = f"the sandbox provider {cls.__name__} was about to be used ({name})"
         _refuse(cls.session, what)
 
 
 def _patch_registry(session: Session, stack: ExitStack) -> None:
-    from inspect_ai._util.registry import RegistryInfo
-    from inspect_ai.util._sandbox import registry
-
     # Not what is registered under our name: a task may have registered another there.
     own = RegistryInfo(type="sandboxenv", name=f"{OURS}/{OURS}")
 
@@ -190,9 +180,6 @@ def _patch_registry(session: Session, stack: ExitStack) -> None:
 
 
 def _patch_base_class(session: Session, stack: ExitStack) -> None:
-    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
-    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
-
     def check(kind: type) -> None:
         if not issubclass(kind, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
             what = f"a sandbox of the provider {kind.__name__} was about to be made"
@@ -248,7 +235,7 @@ def _offered(tool: ToolDef | ToolInfo) -> tuple[str, Outside | None]:
 
 
 def _called(tool: ToolDef) -> tuple[str, Outside | None]:
-    """Name and place of a tool; Inspect's count under any name."""
+    """Return a tool's name and place; Inspect's own count under any name."""
     made = unwrap(tool.tool)
     maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
     is_inspects = str(getattr(made, "__module__", "")).startswith("inspect_ai.")
@@ -265,9 +252,6 @@ def _replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]
 
 
 def _patch_calls(session: Session, stack: ExitStack) -> None:
-    from inspect_ai.agent._bridge.sandbox import service
-    from inspect_ai.model import _call_tools
-
     def make_call(original: Any) -> Any:
         async def call_tool(*given: Any, **more: Any) -> Any:
             tools, _, _, call = given[:4]

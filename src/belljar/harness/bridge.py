@@ -1,7 +1,4 @@
-"""Programs' chat requests to the stand-in `openai` become calls of the evaluated model.
-
-They are on the sample's transcript. Only text, tools and a few numbers are used, each checked.
-"""
+"""Programs' chat requests to the stand-in `openai` become calls of the evaluated model."""
 
 from __future__ import annotations
 
@@ -56,8 +53,6 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 class ModelBridge:
-    """Sends programs' chat requests to the sample's model."""
-
     def __init__(self) -> None:
         self._context = copy_context()
         self._token = anyio.lowlevel.current_token()
@@ -67,10 +62,7 @@ class ModelBridge:
         self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """Handle a request, from any thread.
-
-        Raises `ValueError` for an invalid request, beyond `MAX_REQUEST_BYTES`, and after the end.
-        """
+        """Handle a request, from any thread. Raises `ValueError`."""
         if kind != CHAT:
             raise ValueError(f"requests of the kind {printable(kind)} are not supported")
         with self._reading:  # one at a time: each takes many times its size
@@ -93,7 +85,6 @@ class ModelBridge:
             )
 
     def close(self) -> None:
-        """Cancel open requests and refuse more. Idempotent."""
         self._closed = True
         for scope in self._open:
             scope.cancel()
@@ -104,8 +95,7 @@ class ModelBridge:
                 scope.cancel()
             self._open.add(scope)
             try:
-                # A request that came after `close` ends here.
-                await anyio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()  # a request that came after `close` ends here
                 return await _answer(request)
             except LimitExceededError as error:
                 active = sample_active()
@@ -163,8 +153,6 @@ class _Message(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The used fields of a guest's chat request."""
-
     messages: _Items[_Message]
     tools: _Items[_Call] | None = None
     tool_choice: str | _Call | None = None
@@ -179,7 +167,7 @@ class ChatRequest(BaseModel):
 
 
 def read_request(body: bytes, spend: Callable[[int], None] = lambda _: None) -> ChatRequest:
-    """Read a chat request; `spend`: its memory beside the text. Raises `ValueError`."""
+    """`spend` takes the memory beside the text. Raises `ValueError`."""
     value = _json(body)
     if (beside := _bytes_beside(value)) > MAX_OBJECTS_BYTES:
         raise ValueError("a request of too many objects")
@@ -199,7 +187,7 @@ def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
 
 
 def _bytes_beside(value: object) -> int:
-    """About what a request's objects take of this host's memory."""
+    """Estimate what a request's objects take of this host's memory."""
     total, level = 0, [value]
     while level:
         objects = [each for each in level if isinstance(each, dict)]
@@ -241,7 +229,7 @@ async def _answer(request: ChatRequest) -> dict[str, Any]:
 
 
 def message_of(message: _Message) -> ChatMessage:
-    """The message in Inspect's types. Raises `ValueError`."""
+    """Raises `ValueError`."""
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     match message.role:
@@ -261,7 +249,6 @@ def message_of(message: _Message) -> ChatMessage:
 
 
 def _completion_of(output: ModelOutput) -> dict[str, Any]:
-    """The chat completion; the stand-in adds a model's name."""
     choices = []
     for index, choice in enumerate(output.choices):
         message: dict[str, Any] = {"role": "assistant", "content": choice.message.text or None}

@@ -1,8 +1,7 @@
 """Converts a task's sandbox request to a cell's configuration, or refuses it.
 
-The policy of a task or sample is its own (`("belljar", "policy.yaml")`), or the file beside it; its
-compose file is put on that. A sandbox beyond a cell's abilities is refused: the evaluation would
-measure something else. `belljar.compose` names conversions.
+A compose file is put on the task's policy. What a cell can't do is refused: the evaluation would
+measure something else.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentSpec
 
 OURS: Final = "belljar"
-# Names of a policy beside a task.
-POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
+POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")  # names of a policy beside a task
 _START_AGAIN: Final = (
     "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
     "TASK`), with --sample-id for the samples that failed"
@@ -66,9 +64,8 @@ _M = TypeVar("_M", bound=BaseModel)
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect logs it: a policy, its changes and differences.
 
-    `policy`: a file or preset. `tier` can only raise it. From a compose file: `network`, `service`
-    and `program` of the sample's cell, `data`, `builds`, `resources`. `compose`: a file that needs
-    a sample's metadata. `is_generic`: the task wants a container, but names no image.
+    `policy`: a file or preset. `compose`: a file that needs a sample's metadata; the other fields
+    come of one. `is_generic`: the task wants a container, but names no image.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -85,7 +82,6 @@ class BelljarConfig(BaseModel):
     image: str | None = None
     user: str | None = None
     workdir: str | None = None
-    tier: str | None = None
     rights: Rights | None = None
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -102,7 +98,7 @@ class BelljarConfig(BaseModel):
         return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     def asked(self) -> dict[str, Any]:
-        """The compose file's fields, as a policy's."""
+        """Return the compose file's fields, as a policy's."""
         names = ("image", "user", "workdir", "network", "rights")
         asked = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.resources:
@@ -111,13 +107,12 @@ class BelljarConfig(BaseModel):
 
 
 class LoggedConfig(BaseModel):
-    """Another version's logged configuration, read without making a cell."""
+    """Another version's logged configuration makes no cell."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
 
 def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
-    """A configuration from one of Inspect's logs."""
     try:
         return BelljarConfig.model_validate_json(json.dumps(config))
     except ValidationError:
@@ -125,8 +120,6 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 
 
 class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
-    """No cell can replace a task's sandbox; `differences`: refused items and others."""
-
     code = "task_refused"
 
     def __init__(
@@ -151,12 +144,11 @@ class Preview:
 
     @property
     def where(self) -> str:
-        """Its place in errors."""
         return f"task {self.task}, sample {self.sample}"
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
-    """From what Inspect passes. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     if config is None:
         # Under `inspect eval --sandbox belljar` nobody says what the task itself asked for
         names = (word.partition("=")[0] for word in sys.argv[1:])
@@ -178,20 +170,19 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
-    """A compose file's or Dockerfile's content; None for other names."""
+    """Return None for another name than a compose file's or Dockerfile's."""
     if is_dockerfile_name(str(path)):
         return dockerfile_document(path.absolute())
     return read_document(path) if is_compose_name(str(path)) else None
 
 
 def beside_policy(directory: Path) -> BelljarConfig:
-    """The policy file beside a task, if any."""
     found = [directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)]
     return BelljarConfig(policy=str(found[0].absolute()) if found else "")
 
 
 def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) -> BelljarConfig:
-    """`base` without a compose file. Raises `TaskRefused`."""
+    """Raises `TaskRefused`."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
         fact = Difference(kind=DifferenceKind.CHANGED, where=TASK, key="sandbox", detail=detail)
@@ -203,7 +194,7 @@ def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) ->
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
-    """`base` with a compose file, metadata later. Raises `TaskRefused`."""
+    """Raises `TaskRefused`."""
     try:
         services_of(document)
         if references(document):
@@ -212,24 +203,18 @@ def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) 
             return base.model_copy(update={"compose": whole})
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(error, where=where) from error
-    return of_sample(document, {}, base, where=where)
+    return of_sample(document, {}, base, where)
 
 
 def of_sample(
-    compose: Mapping[str, Any],
-    variables: Mapping[str, str],
-    base: BelljarConfig,
-    *,
-    blanks: bool = False,
-    where: str = "",
+    compose: Mapping[str, Any], variables: Mapping[str, str], base: BelljarConfig, where: str = ""
 ) -> BelljarConfig:
-    """`base` for one sample; `blanks`: as `interpolate`. Raises `TaskRefused`."""
+    """Raises `TaskRefused`."""
     seen: tuple[Difference, ...] = ()
     try:
-        settled = interpolate(compose, variables, blanks=blanks)
-        seen = settled.differences
-        found = read_compose(settled.document, files_named_by(compose))
-        builds = builds_of({**compose, **settled.document})
+        document, seen = interpolate(compose, variables)
+        found = read_compose(document, files_named_by(compose))
+        builds = builds_of({**compose, **document})
         changes = {**_changes(found), "builds": builds, "compose": None}
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(error, seen, where=where) from error
@@ -247,24 +232,15 @@ def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str)
 
 
 def _changes(found: Composed) -> dict[str, Any]:
-    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
-    changes = {**found.changes, "rights": _rights(found.changes)}
-    if "env" in changes:
-        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"].items())
-    if resources := changes.pop("resources", None):
-        changes["resources"] = tuple(sorted(resources.items()))
+    changes = _of_cell(found.changes)
+    for name in changes.keys() & {"env", "resources"}:
+        changes[name] = tuple(changes[name].items())
     if found.network is not None:
-        stand_ins: dict[str, dict[str, Any]] = {}
-        for name, words in found.network["stand_ins"].items():
-            stand_ins[name] = {**words, "rights": _rights(words)}
-            if env := words.get("env"):
-                stand_ins[name]["env"] = {key: literal(value) for key, value in env.items()}
-        changes["network"] = _section(Network, {**found.network, "stand_ins": stand_ins})
+        cells = {name: _of_cell(words) for name, words in found.network["stand_ins"].items()}
+        changes["network"] = _section(Network, {**found.network, "stand_ins": cells})
     elif found.is_apart:
         changes["network"] = NO_NETWORK
-    if found.data is not None:
-        changes["data"] = found.data
-    changes["program"] = _section(ServiceProgram, found.program)
+    changes |= {"data": found.data, "program": _section(ServiceProgram, found.program)}
     return changes | ({"service": found.service} if found.service != OWN_CELL else {})
 
 
@@ -275,48 +251,34 @@ def _section(model: type[_M], words: Mapping[str, Any]) -> _M:
         raise CannotKeepError(f"a cell can't be so: {wrong_fields(error)}") from None
 
 
-def _rights(words: Mapping[str, Any]) -> Rights:
+def _of_cell(words: Mapping[str, Any]) -> dict[str, Any]:
     # As in a container: set-user-ID programs work unless new privileges are refused.
-    return Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})
+    rights = Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})
+    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
+    env = {name: literal(value) for name, value in words.get("env", {}).items()}
+    return {**words, "rights": rights, **({"env": env} if env else {})}
 
 
 # ---- samples
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, spaces as underscores."""
+    """Return metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, blanks as underscores."""
     return {
         f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value)
         for key, value in metadata.items()
     }
 
 
-def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
-    """The metadata that decides images and cells."""
-    if config.compose is None:
-        return {}
-    variables = metadata_variables(metadata)
-    try:
-        names = interpolate(config.compose, variables, blanks=True).shaping
-    except (TypeError, ValueError, RecursionError):  # refused later, with its reason
-        names = references(config.compose)
-    return {name: variables[name] for name in sorted(names) if name in variables}
-
-
 def settled(
-    config: BelljarConfig,
-    metadata: Mapping[str, object] | None,
-    *,
-    where: str = "the task's compose file",
+    config: BelljarConfig, metadata: Mapping[str, object], *, where: str = "the task's compose file"
 ) -> BelljarConfig:
-    """With the compose file for a sample's metadata."""
+    """Read the compose file that waited for a sample's metadata."""
     document = config.compose
     if document is None:
         return config
     _check_read_here([document.get(DIRECTORY_KEY, "")])
-    given = os.environ if metadata is None else metadata_variables(metadata)
-    known = {name: each for name, each in given.items() if name.startswith(METADATA_PREFIX)}
-    return of_sample(document, known, config, blanks=metadata is None, where=where)
+    return of_sample(document, metadata_variables(metadata), config, where)
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
@@ -350,16 +312,12 @@ def check_own_files(ours: BelljarConfig) -> None:
 
 
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
-    """Give all samples Belljar as sandbox; return each one's, or its error."""
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
+    known: dict[str, BelljarConfig | PolicyError] = {}
 
     def read(spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
-        config = spec.config if spec is not None else None
-        text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
-        key = (spec.type if spec is not None else "", text)
-        if key not in known:
+        if (key := repr(spec)) not in known:
             try:
                 known[key] = stand_in(spec, directory=directory, where=where)
             except PolicyError as error:
@@ -384,18 +342,19 @@ def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
-    """The sandbox's replacement. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     from inspect_ai.util import ComposeConfig
 
     base = beside_policy(directory)
     if spec is None:
         return base
     kind, config, document = spec.type, spec.config, None
-    if isinstance(config, BaseModel):
-        if kind != OURS or isinstance(config, ComposeConfig):
-            document = config.model_dump(by_alias=True, exclude_none=True)
-            # A task's own words must not name a directory to read files from.
-            document.pop(DIRECTORY_KEY, None)
+    if kind == OURS and isinstance(config, BelljarConfig):
+        return config
+    if isinstance(config, BaseModel) and (kind != OURS or isinstance(config, ComposeConfig)):
+        document = config.model_dump(by_alias=True, exclude_none=True)
+        # A task's own words must not name a directory to read files from.
+        document.pop(DIRECTORY_KEY, None)
     elif isinstance(config, str):
         path = (directory / config).absolute()
         check_below(path, directory)
@@ -405,17 +364,14 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
         if document is None and path.suffix in {".yaml", ".yml"}:
             document = read_document(path)
     elif config is None and (kind == "docker" or (kind == OURS and not base.policy)):
-        path = directory.absolute() / "Dockerfile"
-        if (found := beside(directory)) is not None:  # as Inspect finds it
-            document = read_document(found)
-        elif os.path.lexists(path):
-            document = dockerfile_document(path)
+        found = beside(directory) or directory / "Dockerfile"  # as Inspect finds it
+        document = named_document(found) if os.path.lexists(found) else None
     if document is not None:
         return of_compose(document, base, where=where)
     if kind != OURS:
         return of_other(base, kind, has_config=config is not None, where=where)
-    if config is None or isinstance(config, BelljarConfig):
-        return config or base
+    if config is None:
+        return base
     what = f"a {type(config).__name__} is another version's configuration, or not Belljar's"
     raise PolicyError(what, where=where, hint=_START_AGAIN)
 
@@ -423,10 +379,10 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
 def of_active_sample(
     config: BaseModel | str | None, directories: Iterable[Path]
 ) -> BaseModel | str | None:
-    """The starting sample's own sandbox, where Inspect dropped or replaced its configuration.
+    """Return the starting sample's own sandbox, where Inspect dropped or replaced it.
 
     Inspect does so under `--sandbox belljar` for an unknown file, or another provider's.
-    `directories`: of the run's tasks. Raises `PolicyError` when no cell fits.
+    `directories` are the tasks'. Raises `PolicyError`.
     """
     from inspect_ai.log._samples import sample_active
     from inspect_ai.util import SandboxEnvironmentSpec

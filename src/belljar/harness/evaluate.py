@@ -1,8 +1,4 @@
-"""`belljar run`: an Inspect evaluation in cells, its record, and its verdict.
-
-Inspect's own command line and `eval` run the tasks in this process. Belljar replaces their
-sandboxes first, and compares log and ledger at the end.
-"""
+"""`belljar run`: an Inspect evaluation in cells, its record, and its verdict."""
 
 from __future__ import annotations
 
@@ -13,13 +9,31 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
-from belljar.harness.config import Preview
+
+try:
+    import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
+except ImportError as error:
+    hint = "pip install 'belljar-sandbox[inspect]'"
+    raise HostError("Inspect AI is not installed", hint=hint) from error
+
+from inspect_ai import Task
+from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
+from inspect_ai._eval.list import tasks_in_dir
+from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
+from inspect_ai._eval.task.util import task_run_dir
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai._util.generate_config_args import config_from_locals
+from inspect_ai.model import GenerateConfig
+from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
+from inspect_ai.model._util import resolve_model_roles
+from rich.text import Text
+
+from belljar.harness.config import Preview, adapt_task
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.options import (
@@ -33,8 +47,11 @@ from belljar.harness.options import (
 from belljar.harness.preview import preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import hold_required_gap, standard_output_to_error
+from belljar.harness.verdicts import bind_verdicts
 from belljar.host.settings import resolve_here
+from belljar.image.store import refuse_missing
 from belljar.interrupts import termination_as_interrupt
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.policy.limits import demanded_tier
@@ -47,29 +64,18 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
 
-if TYPE_CHECKING:
-    from inspect_ai import Task
-    from inspect_ai._util.error import PrerequisiteError
-
-    from belljar.ledger.rundir import RunDirectory
-
-# Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
-# record of a process that died.
+# Names a file that gets the run directory: a fleet's node sends the record of a dead process.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The result; `dropped`: samples left out of metrics."""
-
     findings: RunFindings
-    dropped: Sequence[str] = ()
-    run_id: str
+    dropped: Sequence[str] = ()  # samples left out of the metrics
     path: Path
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
         return self.findings.exit_code
 
 
@@ -94,8 +100,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
                 where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
                 raise PolicyError("no sample is selected", where=printable(where), hint=hint)
             policies = _show_preview(previews, session)
-            for policy in policies:
-                session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
+            for each in policies:
+                session.models.need(demanded_tier(each.policy.risk, each.policy.tier))
         try:
             return _run_tasks(request, options, tasks, session, [*policies, *models])
         except LedgerError as error:  # a full disk hides no breach
@@ -123,27 +129,19 @@ def load_only(request: RunRequest) -> tuple[click.Context, list[Task], list[Prev
         return (options, *load_tasks(options, session, selection))
 
 
-@contextlib.contextmanager
-def _controlled(session: Session) -> Iterator[None]:
-    """Keep other providers and refused tools out inside the block, in which tasks are loaded: a
-    module of theirs may register another provider when imported.
-    """
+def _controlled(session: Session) -> contextlib.AbstractContextManager[None]:
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
         init_hooks()  # other packages' hooks register before ours, which Inspect would announce
     from belljar.harness.boundary import controlled
 
-    with controlled(session):
-        yield
+    return controlled(session)
 
 
 @contextlib.contextmanager
 def _stops(session: Session) -> Iterator[None]:
-    """Raise what stopped the session, whatever a task's code made of it while it was loaded.
-
-    Raises `PolicyError` for its `sys.exit`, whose 0 would read as "contained".
-    """
+    """Raise what stopped the session, or a `PolicyError` for `sys.exit`."""
     try:
         yield
     except BaseException as error:
@@ -157,7 +155,6 @@ def _stops(session: Session) -> Iterator[None]:
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedPolicy]:
-    """Build and check the images, and show the differences; return the policies."""
     for each in previews:
         if each.error is not None:
             raise each.error
@@ -168,7 +165,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
     builds = dict.fromkeys(build for each in previews for build in each.asked.builds)
     images = {image for policy in policies for image in policy.policy.images}
     source.build_images(builds, images)
-    source.check_images(policies)
+    refuse_missing(source.missing_images(policies))
     whole = with_images(previews, source.image_differences)
     session.show_once(summary(whole))
     session.is_previewed = True
@@ -204,19 +201,15 @@ def _run_tasks(
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not Status.VERIFIED:
         findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
-    return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
+    return RunOutcome(findings=findings, dropped=dropped, path=run.path)
 
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:
-    """The run's evidence; logs verdicts, and names samples outside metrics."""
-    from belljar.harness.verdicts import bind_verdicts
-
+    """Write verdicts into the log; return also the samples outside metrics."""
     evidence = own_evidence(run)
     try:
-        dropped = bind_verdicts(
-            run.inspect_log_dir, judge(evidence), require_contained=require_contained
-        )
-        return evidence, dropped
+        logs = run.inspect_log_dir
+        return evidence, bind_verdicts(logs, judge(evidence), require_contained=require_contained)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - Inspect's log, and a task's metrics
         # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
@@ -229,15 +222,7 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
 def load_tasks(
     options: click.Context, session: Session, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
-    """Load the tasks with their sandboxes replaced, and preview each selected sample.
-
-    Raises `PolicyError` for an invalid task when `runs` or alone.
-    """
-    from inspect_ai._cli.util import parse_cli_config
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
-    from inspect_ai._eval.task.util import task_run_dir
-
-    from belljar.harness.config import adapt_task
+    """Raises `PolicyError` for an invalid task when `runs` or alone."""
 
     params = options.params
     names = "name a file, file@task or package/task"
@@ -273,9 +258,6 @@ def load_tasks(
 
 
 def _files_of(named: Iterable[str]) -> list[str]:
-    """The named tasks by file; paths as Inspect logs them."""
-    from inspect_ai._eval.list import tasks_in_dir
-
     specs: list[str] = []
     for spec in named:
         path, at, name = spec.partition("@")
@@ -287,18 +269,7 @@ def _files_of(named: Iterable[str]) -> list[str]:
 
 
 def _set_active_model(options: click.Context, *, is_needed: bool) -> list[LoadedPolicy]:
-    """Set the model and its roles, for which a task may ask; return the policies of those in cells.
-
-    None of several models is set: their evaluations share one loading. With `is_needed`, raises
-    what is wrong with the model.
-    """
-    from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
-    from inspect_ai._util.error import PrerequisiteError
-    from inspect_ai._util.generate_config_args import config_from_locals
-    from inspect_ai.model import GenerateConfig
-    from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
-    from inspect_ai.model._util import resolve_model_roles
-
+    """Return the policies of models in cells; `is_needed`: raises what is wrong."""
     params = options.params
     name = model_of(options) or "none"
     if not isinstance(name, str):
@@ -332,15 +303,12 @@ def _set_active_model(options: click.Context, *, is_needed: bool) -> list[Loaded
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Report errors in a task's file as input errors."""
     try:
         yield
     except (BelljarError, click.ClickException):
         raise
     # A task's `sys.exit(0)` would read as "contained"
     except (Exception, SystemExit) as error:
-        from inspect_ai._util.error import PrerequisiteError
-
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
             message = _unmarked(error)
@@ -350,9 +318,6 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _unmarked(error: PrerequisiteError) -> str:
-    """Inspect's message in one line, without its markup."""
-    from rich.text import Text
-
     words = Text.from_markup(str(error.message)).plain.split()
     return printable(" ".join(words).removeprefix("ERROR: "), max_chars=2000)
 
@@ -364,23 +329,19 @@ def invoke(
     session: Session,
     run: RunDirectory,
 ) -> bool:
-    """Run Inspect's own `eval`; whether a person interrupted it."""
     options.params |= {
         "tasks": tuple(tasks),
         "log_dir": str(run.inspect_log_dir),
         # The tasks are loaded: nothing is left by which Inspect would load them again.
         "t": (),
         "task_config": None,
-        # The cells and the record are this process's, so it can't leave the evaluation to
-        # another.
+        # The cells and the record are this process's.
         "detach": False,
         "json_output": False,
     }
     if options.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:
         display = "rich" if sys.stdout.isatty() else "plain"
         options.params["display"] = "none" if request.quiet else display
-    from inspect_ai._util.error import PrerequisiteError
-
     try:
         with explicit_arguments(options, run.inspect_log_dir):
             options.command.invoke(options)
@@ -389,8 +350,7 @@ def invoke(
     except (KeyboardInterrupt, click.Abort):
         return True
     except BaseException as error:  # noqa: BLE001
-        # Whatever ends the evaluation, its record is closed and judged: the code of a solver's
-        # `sys.exit(0)` would read as "contained".
+        # Its record is closed and judged: a solver's `sys.exit(0)` would read as "contained".
         if first_of(error, KeyboardInterrupt) is not None:
             return True
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"

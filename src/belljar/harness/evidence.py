@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.errors import ContainmentBreach, LedgerError
+from belljar.errors import LedgerError, breach_stands
 from belljar.events import JsonValue
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import INSPECT_LOGS
@@ -41,17 +43,15 @@ if TYPE_CHECKING:
 CONTAINMENT_KEY: Final = "containment"
 # Key in the metadata of a sample whose cell was damaged, and of its scores.
 DEGRADED_KEY: Final = "sandbox_degraded"
-# Source of Belljar's transcript events.
-SOURCE: Final = "belljar probes"
+SOURCE: Final = "belljar probes"  # source of Belljar's transcript events
 NOTE: Final = "containment_note"
-# Metadata key of Belljar's own score.
-OWN_SCORE: Final = "judged_by_run"
+OWN_SCORE: Final = "judged_by_run"  # metadata key of Belljar's own score
 # What the readers of events raise for data that no Belljar writes.
 _NOT_UNDERSTOOD: Final = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def logs_in(directory: Path) -> list[str]:
-    """The logs in a directory, oldest first."""
+    """Return the logs in a directory, oldest first."""
     if not directory.is_dir():
         return []
     # Late, here and below: a run that has no log of Inspect's is judged where Inspect is not.
@@ -61,7 +61,7 @@ def logs_in(directory: Path) -> list[str]:
 
 
 def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> LogRecord:
-    """One log of a run. Errors become its `problem`."""
+    """Read one log; an error becomes its `problem`."""
     place = location.removeprefix("file://")
     # As text: of `s3://` a `Path` makes one slash, and its `exists` raises for a name too long
     if "://" not in place and not os.path.exists(place):  # noqa: PTH110
@@ -99,7 +99,7 @@ def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> 
 
 
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
-    """One sample, without other runs' attempts (`eval-retry` copies them)."""
+    """Read a sample, without other runs' attempts, which `eval-retry` copies."""
     scores, events = sample.scores or {}, list(_all_events(sample, run_id))
     score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
@@ -121,9 +121,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         error = "cancelled"
     elif sample.error and "/tiktoken/" in sample.error.traceback:
         # Inspect counts tokens where a model reports no usage, also for mockllm
-        error = (
-            f"tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): {error}"
-        )
+        error = f"tiktoken has no file (set TIKTOKEN_CACHE_DIR, or report `usage`): {error}"
     return Transcript(
         task=task,
         sample=str(sample.id),
@@ -145,7 +143,6 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
 
 
 def is_own_score(score: Score) -> bool:
-    """Whether Belljar made this score."""
     return OWN_SCORE in (score.metadata or {})
 
 
@@ -160,7 +157,7 @@ def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
 
 
 def _turns(sample: EvalSample, run_id: str) -> Iterator[tuple[str, str, str]]:
-    """Time, author and text of each message, once."""
+    """Yield time, author and text of each message, once."""
     known = set[str | None]()
     for event in _all_events(sample, run_id):
         found = list[tuple[datetime, str, str]]()
@@ -174,11 +171,9 @@ def _turns(sample: EvalSample, run_id: str) -> Iterator[tuple[str, str, str]]:
                 is_new = message.role != "tool" and message.id not in known
                 known.add(message.id)
                 calls = (message.role == "assistant" and message.tool_calls) or ()
-                said = [f"→ {call.function} {call.arguments}" for call in calls]
+                said = [message.text, *(f"→ {each.function} {each.arguments}" for each in calls)]
                 if is_new:
-                    found.append(
-                        (time, message.role, "\n".join(filter(None, (message.text, *said))))
-                    )
+                    found.append((time, message.role, "\n".join(filter(None, said))))
         elif event.event == "tool":
             result = event.error.message if event.error else str(event.result)
             found.append((event.completed or event.timestamp, f"tool {event.function}", result))
@@ -197,8 +192,7 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
             span = parents.get(span)
     spans: dict[str, deque[str]] = {}
     for event in events:
-        # Inspect makes the event of a call before its span, and writes it right after: it names the
-        # span around
+        # A call's event is made before its span, and written right after: it names the span around.
         if event.event == "span_begin" and event.type == "tool":
             spans.setdefault(event.name, deque()).append(event.id)
         elif event.event == "tool":
@@ -213,11 +207,9 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
             # What the model's provider did itself, or was asked to do by an `extra_body`.
             if extra_fields(event.config.extra_body):
                 yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
-            messages = (choice.message.content for choice in event.output.choices)
-            contents = (
-                each for content in messages if isinstance(content, list) for each in content
-            )
-            for use in (each for each in contents if each.type == "tool_use"):
+            messages = [choice.message.content for choice in event.output.choices]
+            lists = (content for content in messages if isinstance(content, list))
+            for use in (each for each in chain(*lists) if each.type == "tool_use"):
                 # Of an MCP server the policy names the server, of others the tool that was offered.
                 is_mcp = use.tool_type == "mcp_call"
                 name = (use.context or use.name) if is_mcp else use.tool_type
@@ -225,35 +217,26 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
                 yield ToolCall(name=name, outside=outside)
 
 
-# The findings in a run directory, when it was sealed.
-FINDINGS: Final = "findings.json"
+FINDINGS: Final = "findings.json"  # the findings in a run directory, when it was sealed
 
 
 def own_evidence(run: RunDirectory) -> Evidence:
-    """The evidence of this process's run, before sealing."""
     key = run.recorder.key.fingerprint
-    return _evidence(run.path, check_ledger(run), logs=(), remote=True, key=key)
+    return _evidence(run.path, check_ledger(run), (), key, is_remote=True)
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
-    """Write the findings, and the verdict event."""
     details: dict[ReasonCode, str] = {each.code: each.detail for each in findings.problems}
     more: dict[str, JsonValue] = {"verdict": findings.verdict.value}
     if ReasonCode.VERDICTS_NOT_IN_LOG in details:
         more["verdicts_not_in_log"] = details[ReasonCode.VERDICTS_NOT_IN_LOG]
     refused = details.get(ReasonCode.RUN_REFUSED)
-    try:
+    with breach_stands(findings.verdict, hint=f"see {run.path}"):
         run.write_json(FINDINGS, {**collect(findings), "not_in_metrics": list(dropped)})
         run.finish(findings.outcome, exit_code=findings.exit_code, error=refused, **more)
-    except LedgerError as error:
-        if findings.verdict is not Verdict.BREACHED:
-            raise
-        what = f"the run is breached, and its verdict can't be put on record: {error.what}"
-        raise ContainmentBreach(what, where=str(run.path), hint=error.hint) from error
 
 
 def check_ledger(run: RunDirectory) -> tuple[Status, str]:
-    """Verify a run of this process, finished or not."""
     key = run.recorder.key.fingerprint
     try:
         result = verify(run.path, expected_key=key, expected_run=run.run_id)
@@ -274,20 +257,18 @@ def stored_evidence(
     timelines: Timelines | None = None,
     result: Verification | None = None,
 ) -> Evidence:
-    """The evidence of any run directory.
+    """Return the evidence of any run directory. Raises `OSError`.
 
     `logs`: where Inspect's logs are now; default: as recorded. `expected_key`: the fingerprint that
-    must have signed; without it the ledger counts as bad. `timelines` take all events, and the
-    messages of each sample. `result`: of `verify` with these, if that was done. Raises `OSError`.
+    must have signed; without it the ledger counts as bad. `timelines` take all events and messages.
+    `result`: of `verify` with these, if that was done.
     """
     result = result or verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
     if state in {Status.VERIFIED, Status.PARTIAL} and not result.key_checked:
         state = Status.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
-    found = _evidence(
-        path, (state, problem), logs=logs, remote=False, key=expected_key, timelines=timelines
-    )
+    found = _evidence(path, (state, problem), logs, expected_key, timelines, is_remote=False)
     if any(name.startswith(f"{INSPECT_LOGS}/") for name in result.files_left_out):
         # Whichever samples it had, their words are missing here
         gone = LogRecord(location=INSPECT_LOGS, missing=True)
@@ -304,11 +285,11 @@ def _state(result: Verification) -> tuple[Status, str]:
 def _evidence(
     path: Path,
     ledger: tuple[Status, str],
-    *,
     logs: Sequence[str],
-    remote: bool,
     key: str | None,
     timelines: Timelines | None = None,
+    *,
+    is_remote: bool,
 ) -> Evidence:
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
     ranges, left = RangeGatherer(), LeftGatherer()
@@ -322,8 +303,22 @@ def _evidence(
                 ledger = Status.BAD, why
         if timelines is not None:
             timelines.take(line)
-    has_samples = any(cell.sample for cell in cells.found.values())
-    found = _logs(path, record, logs, has_samples=has_samples, remote=remote, timelines=timelines)
+    read = partial(read_log, run_id=record.run_id, timelines=timelines)
+    if record.kind != EVALUATION:
+        # An address in the record is not fetched offline: whoever wrote the record chose it.
+        found = [
+            read(location)
+            if is_remote or logs or "://" not in location or location.startswith("file://")
+            else LogRecord(location=location, problem="it is not on this host; give it with --log")
+            for location in logs or record.logs
+        ]
+    elif places := logs_in(path / INSPECT_LOGS):
+        found = [
+            replace(read(place), location=f"{INSPECT_LOGS}/{Path(place).name}") for place in places
+        ]
+    else:
+        has_samples = any(cell.sample for cell in cells.found.values())
+        found = [LogRecord(location=INSPECT_LOGS, missing=True)] if has_samples else []
     return Evidence(
         logs=found,
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
@@ -340,14 +335,12 @@ def _evidence(
 def _begun_elsewhere(
     path: Path, record: RunRecord, logs: Sequence[LogRecord], key: str | None
 ) -> dict[str, frozenset[str]]:
-    """These samples in neighbouring runs of the same key."""
     if record.kind == EVALUATION:
         return {}
     named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}
     begun: dict[str, frozenset[str]] = {}
-    for run in path.parent.iterdir() if any(named) else ():
-        if run.name not in named or not run.is_dir():
-            continue
+    runs = path.parent.iterdir() if any(named) else ()
+    for run in (each for each in runs if each.name in named and each.is_dir()):
         # A neighbour's word counts only if the same key signed it, and can be understood.
         with suppress(OSError, LedgerError, *_NOT_UNDERSTOOD):
             if verify(run, expected_key=key, expected_run=run.name).problem is None:
@@ -357,35 +350,6 @@ def _begun_elsewhere(
 
 
 def _readable(path: Path) -> Iterator[Line]:
-    """Events before the first unreadable one."""
+    """Yield the events before the first unreadable one."""
     with suppress(OSError, LedgerError):
         yield from read_events(path)
-
-
-def _logs(
-    path: Path,
-    record: RunRecord,
-    given: Sequence[str],
-    *,
-    has_samples: bool,
-    remote: bool,
-    timelines: Timelines | None,
-) -> list[LogRecord]:
-    if record.kind == EVALUATION:
-        found = logs_in(path / INSPECT_LOGS)
-        if not found and has_samples:
-            return [LogRecord(location=INSPECT_LOGS, missing=True)]
-        return [
-            replace(
-                read_log(location, record.run_id, timelines),
-                location=f"{INSPECT_LOGS}/{Path(location).name}",
-            )
-            for location in found
-        ]
-    # An address in the record is not fetched offline: whoever wrote the record chose it.
-    return [
-        read_log(location, record.run_id, timelines)
-        if remote or given or "://" not in location or location.startswith("file://")
-        else LogRecord(location=location, problem="it is not on this host; give it with --log")
-        for location in given or record.logs
-    ]

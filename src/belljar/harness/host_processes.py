@@ -1,7 +1,6 @@
 """Programs that a task's own code starts, and places that this process connects to.
 
-Counted and named, not refused: a task's code is trusted. Python's audit hook sees them, of
-`multiprocessing` that it can spawn; what a native module does is not seen.
+Counted and named, not refused: a task's code is trusted. What a native module does is not seen.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from belljar.airgap import proxies
+from belljar.events import JsonValue
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
 
 # A task may start thousands of programs: names beyond these are counted together.
 MAX_NAMES: Final = 20
-# Of each event's arguments, the index of the program's; `subprocess.Popen` has its words next.
-_EVENTS: Final[Mapping[str, int | None]] = {
-    **dict.fromkeys(("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"), 0),
-    **dict.fromkeys(("os.fork", "os.forkpty"), None),
-}
+_EVENTS: Final = frozenset(
+    ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty")
+)
 # They start programs without an event: that they were imported, by whomever, has to do
 _SPAWNS: Final = frozenset(f"multiprocessing.popen_{how}" for how in ("spawn_posix", "forkserver"))
 # Its frames stand between an event and the code that caused it.
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
-# Likewise, of an address or a name to look up
+# Of each event's arguments, the index of an address, or of a name to look up
 _PLACES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), 1),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), 0),
@@ -45,11 +43,17 @@ _PLACES: Final[Mapping[str, int]] = {
 
 
 class HostActivity(NamedTuple):
-    """The programs that the task's code started, with counts, and this process's connections and
-    lookups beyond this host (ADDRESS:PORT, or a name), without Belljar's own."""
+    """Programs that the task's code started, and this process's connections and lookups beyond this
+    host (ADDRESS:PORT, or a name), without Belljar's own.
+    """
 
     programs: Counter[str]
     connections: Counter[str]
+
+    def data(self) -> dict[str, JsonValue]:
+        """Return the fields of `run.evaluated`."""
+        counts = {"host_processes": dict(self.programs), "connections": dict(self.connections)}
+        return {**counts, "proxies": [*proxies_here()]}
 
 
 _watching: HostActivity | None = None
@@ -58,8 +62,7 @@ _beside = ""  # the directory of a package whose own work is Belljar's
 
 @contextmanager
 def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
-    """Count the block's program starts, except Belljar's or Inspect's own, and all connections.
-    `beside`: a package that works for Belljar."""
+    """`beside`: a package whose own work is Belljar's."""
     global _watching, _beside  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
@@ -79,8 +82,7 @@ def _install() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    # Read once: another thread may leave the block meanwhile.
-    watching = _watching
+    watching = _watching  # read once: another thread may leave the block meanwhile
     if watching is None or not (event in _EVENTS or event in _PLACES or event == "import"):
         return
     with suppress(Exception):  # what a hook raises would end the task's call
@@ -93,15 +95,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             place = "an address that can't be read"
             with suppress(Exception):
                 place = _place(event, arguments)
-            # Belljar's own is a real upstream, which is on record, or a look for ways out, which
-            # sends nothing.
+            # Belljar's own is a real upstream, on record, or a look for ways out, sending nothing.
             while frame is not None and _is_stdlib(frame.f_code.co_filename):
                 frame = frame.f_back
             if place and (frame is None or not _is_belljars(frame.f_code.co_filename)):
                 _count(watching.connections, place)
             return
-        # `subprocess` raises an event of its own before that of the call by which it starts the
-        # program.
+        # `subprocess` raises an event of its own before that of the call that it makes.
         name = frame.f_globals.get("__name__") if frame is not None else ""
         is_within = event != "subprocess.Popen" and name == "subprocess"
         if not is_within and _is_the_tasks(frame):
@@ -113,7 +113,7 @@ def _count(counts: Counter[str], name: str) -> None:
 
 
 def _place(event: str, arguments: tuple[Any, ...]) -> str:
-    """ADDRESS:PORT or a name beyond this host, else ""."""
+    """Return ADDRESS:PORT or a name beyond this host, else ""."""
     where, port = arguments[_PLACES[event]], ""
     if getattr(arguments[0], "family", None) == socket.AF_VSOCK:
         return "" if where[0] == 1 else f"vsock {where[0]}:{where[1]}"  # 1: this machine itself
@@ -127,14 +127,13 @@ def _place(event: str, arguments: tuple[Any, ...]) -> str:
 
 def is_here(name: str) -> bool:
     # Linux takes the unspecified address for this host.
-    """Return whether an address or name is this host's."""
     with suppress(ValueError):  # a name
         return (address := ip_address(name)).is_loopback or address.is_unspecified
     return name in {"", "localhost"}
 
 
 def proxies_here() -> list[str]:
-    """Variables that name a proxy on this host, whose target is unseen."""
+    """Return variables that name a proxy on this host."""
     return [name for name, host in proxies().items() if is_here(host)]
 
 
@@ -148,10 +147,8 @@ def _is_stdlib(file: str) -> bool:
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:
-    if _EVENTS[event] is None:
-        return "fork"
-    if event == "os.system":
-        return "sh"
+    if event in {"os.fork", "os.forkpty", "os.system"}:
+        return "sh" if event == "os.system" else "fork"
     program, words = arguments[:2]
     if program is None:  # of `subprocess.Popen`
         program = words if isinstance(words, str | bytes | os.PathLike) else words[0]
@@ -159,7 +156,6 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _is_the_tasks(frame: FrameType | None) -> bool:
-    """Return whether the first caller outside process libraries is the task's."""
     _, anyio, inspect = _places()
     is_inspects = False
     while frame is not None:

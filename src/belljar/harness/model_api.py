@@ -21,10 +21,7 @@ from belljar.policy.loaded import LoadedPolicy
 
 
 class BelljarModelAPI(OpenAICompatibleAPI):
-    """`belljar/FILE`: the model of a policy with a `model` block.
-
-    The server's cell is the session's; this object only knows the policy.
-    """
+    """The model `belljar/FILE`; its server's cell is the session's."""
 
     def __init__(
         self,
@@ -54,8 +51,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
 
     @override
     def _create_http_client(self) -> DefaultAsyncHttpxClient:
-        # Our own deadline holds: `model.request_timeout`
-        transport = CellTransport(self.policy)
+        transport = CellTransport(self.policy)  # our own deadline holds: `model.request_timeout`
         # `trust_env`: no proxy of the environment comes between.
         return DefaultAsyncHttpxClient(transport=transport, timeout=None, trust_env=False)
 
@@ -88,8 +84,6 @@ class BelljarModelAPI(OpenAICompatibleAPI):
 
 
 class CellTransport(httpx2.AsyncBaseTransport):
-    """Sends requests through the session's model cell's channel."""
-
     def __init__(self, policy: LoadedPolicy) -> None:
         self._policy = policy
 
@@ -106,16 +100,13 @@ class CellTransport(httpx2.AsyncBaseTransport):
                 while (part := await answer.next_part()) is not None:
                     yield part
 
-        # The answer's head comes first, then the parts of its body.
-        parts = answered()
+        parts = answered()  # the answer's head comes first, then the parts of its body
         answer = cast("ServerAnswer", await anext(parts))
         headers = {b"content-type": answer.content_type}
         return httpx2.Response(answer.status, headers=headers, stream=_Body(parts))
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The checked body; its end ends the request."""
-
     def __init__(self, parts: AsyncGenerator[Any]) -> None:
         self._parts = parts
 

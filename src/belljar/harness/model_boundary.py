@@ -1,7 +1,6 @@
 """The model boundary: data for a model's provider is scanned and recorded first.
 
-Importing it installs it: as a hook, and in Inspect's two calls without one. The YAML of a tool
-call's arguments is bounded, too.
+Importing it installs it: as a hook, and in Inspect's two calls without one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import anyio.to_thread
-from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
+from inspect_ai.hooks import BeforeModelGenerate, Hooks, RunEnd, hooks
 from inspect_ai.model import (
     ChatMessageUser,
     ContentReasoning,
@@ -29,6 +28,7 @@ from inspect_ai.model import (
     get_model,
 )
 from inspect_ai.util import LimitExceededError
+from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 from pydantic import BaseModel
 from typing_extensions import override
 
@@ -54,11 +54,8 @@ _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
 @hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
 class LookAtMessages(Hooks):
-    """Scans the messages of each call of a model."""
-
     @override
     def enabled(self) -> bool:
-        """Only in a run that is on record."""
         return current_session().run is not None
 
     @override
@@ -67,6 +64,13 @@ class LookAtMessages(Hooks):
         choice = getattr(data.tool_choice, "name", "")
         rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
         await _look_at(data.model_name, data.input, data.tools, rest)
+
+    @override
+    async def on_run_end(self, data: RunEnd) -> None:
+        session = current_session()
+        # For evaluations without our sandboxes, and runs that only a model opened
+        if session.models.opened and not session.users:
+            await session.leave()
 
 
 async def _look_at(
@@ -165,7 +169,7 @@ async def _scanned(
 ) -> object:
     """Return the value with each text and number in it as it may leave: itself if all may.
 
-    A number that is protected becomes a text. `operation`: "" for a message, whose fields name it.
+    `operation`: "" for a message, whose fields name it.
     """
     if isinstance(value, (str, int, float)):
         text = str(value)
@@ -216,9 +220,6 @@ async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operati
 
 
 def sample_environment() -> SampleCell | None:
-    """The current sample's cell, if it has one."""
-    from inspect_ai.util._sandbox.context import sandbox_environments_context_var
-
     for environment in (sandbox_environments_context_var.get(None) or {}).values():
         ours = getattr(environment, "_sandbox", environment)
         if isinstance(ours, SampleCell):
@@ -226,9 +227,8 @@ def sample_environment() -> SampleCell | None:
     return None
 
 
-# A model, or its server, chooses them: Inspect takes what doesn't begin with `{` for YAML, in which
-# 400 bytes of aliases are gigabytes once they are written out. What is too much stays a text, as
-# what is no YAML does.
+# A tool call's arguments: Inspect takes what doesn't begin with `{` for YAML, in which 400 bytes of
+# aliases are gigabytes once they are written out. What is too much stays a text, as no YAML does.
 MAX_CHARS: Final = 16 << 10  # a second to read
 _calls: Final[Any] = _call_tools
 _yaml: Final = _calls.yaml  # PyYAML: a dependency of Inspect

@@ -1,8 +1,7 @@
 """Chooses the policy of a sample's cell by the operator's word, and judges a task's `.env` file.
 
 The first of: the task's or sample's own, `$BELLJAR_POLICY`, preset `high`; then its compose file.
-`belljar run --policy` states the isolation around that. `$BELLJAR_POLICY` is a floor: nothing of a
-task's is looser.
+`belljar run --policy` states the isolation around that; `$BELLJAR_POLICY` is a floor.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.compose.interpolate import expand_metadata
-from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
@@ -38,8 +36,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-# Who says nothing gets a strict wall: looser ones are asked for.
-DEFAULT_POLICY: Final = "high"
+DEFAULT_POLICY: Final = "high"  # who says nothing gets a strict wall: looser ones are asked for
 DEFAULT_IMAGE: Final = "default"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 
@@ -57,8 +54,8 @@ def _policy_at_start() -> str:
 class Operator:
     """The operator's word, outside of any task. `run_policy`, `tier`: `--policy`, `--tier`.
 
-    The rest is read when it is made, which raises `PolicyError` or `HostError`: `policy`, of
-    `$BELLJAR_POLICY` when the process started, and the host's settings.
+    The rest is read when it is made, which raises `PolicyError` or `HostError`: `$BELLJAR_POLICY`
+    as it was when the process started, and the host's settings.
     """
 
     run_policy: str = ""
@@ -68,39 +65,15 @@ class Operator:
     settings: Settings = field(default_factory=lambda: host_settings.read_settings())
 
 
-def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
-    """The policy within the settings; `is_named`: by the operator. Raises `PolicyError`."""
-    from belljar.plan.explain import announcements
-
-    made = host_settings.within_settings(loaded, operator.settings)
-    upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
-    is_allowed = operator.allow_upstreams or operator.settings.upstreams is Upstreams.ALLOW
-    if upstreams and not is_named and not is_allowed:
-        raise PolicyError(
-            f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
-            where=printable(loaded.source),
-            hint="allow it with `belljar run --allow-upstreams`, or in the settings with "
-            "`upstreams: allow`; or use your own policy",
-        )
-    return made
-
-
-# ---- a sample's policy
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
-    """One sample's policy, and its `asked` configuration's program and images. `differences`:
-    from the task and the operator's policy.
-    """
-
     policy: LoadedPolicy
     asked: BelljarConfig
     differences: tuple[Difference, ...]
 
 
 def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
-    """A settled configuration under the operator's word. Raises `PolicyError`."""
+    """Put a settled configuration under the operator's word. Raises `PolicyError`."""
     check_own_files(ours)
     asked = ours.asked()
     if operator.run_policy:
@@ -112,34 +85,39 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
         base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
-        made, found = above_floor(base, asked, ours.tier, floor)
-    changed: list[tuple[str, str, str]] = []
+        made, found = above_floor(base, asked, floor)
+    facts, changed = [*ours.differences, *found], DifferenceKind.CHANGED
     if ours.is_generic:  # it asks for plain Docker
         detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
         # All presets name it, so that a policy counts as naming an image where it names another.
         if made.policy.image == DEFAULT_IMAGE:
             made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
-        changed.append((TASK, "image", printable(detail, max_chars=400)))
-    is_named = bool(operator.run_policy or operator.policy)
-    done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
+        detail = printable(detail, max_chars=400)
+        facts.append(Difference(kind=changed, where=TASK, key="image", detail=detail))
     settings, risk = operator.settings, made.policy.risk
+    done = host_settings.within_settings(with_tier(made, operator.tier), settings)
+    upstreams = done.policy.network.upstreams if done.policy.network is not None else ()
+    is_allowed = operator.allow_upstreams or settings.upstreams is Upstreams.ALLOW
+    if upstreams and not (is_allowed or operator.run_policy or operator.policy):
+        from belljar.plan.explain import announcements
+
+        raise PolicyError(
+            f"the task's own policy reaches real hosts: {', '.join(announcements(done))}",
+            where=printable(done.source),
+            hint="use `belljar run --allow-upstreams`, or `upstreams: allow` in the settings",
+        )
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        changed.append(("policy", "risk", detail))
-    kind = DifferenceKind.CHANGED
-    more = (Difference(kind=kind, where=at, key=key, detail=why) for at, key, why in changed)
-    return SamplePolicy(
-        policy=replace(done, data=ours.data),
-        asked=ours,
-        differences=(*ours.differences, *found, *more),
-    )
+        facts.append(Difference(kind=changed, where="policy", key="risk", detail=detail))
+    policy = replace(done, data=ours.data)
+    return SamplePolicy(policy=policy, asked=ours, differences=tuple(facts))
 
 
 def sample_policy(
     config: BaseModel | str | None, metadata: Mapping[str, object], operator: Operator
 ) -> SamplePolicy:
-    """One sample's policy, with metadata. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     made = within(settled(as_config(config), metadata), operator)
     return replace(made, policy=for_sample(made.policy, metadata))
 
@@ -148,7 +126,7 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
     changes: dict[str, Any] = {}
-    env = expanded(loaded.policy.env, variables, where="env")
+    env = expand_metadata(loaded.policy.env, variables, where="env")
     if env != dict(loaded.policy.env):
         changes["env"] = env
     network = loaded.policy.network
@@ -156,20 +134,12 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
         stand_ins = dict(network.stand_ins)
         for name, item in network.stand_ins.items():
             written: Mapping[str, str] = getattr(item, "env", {})
-            env = expanded(written, variables, where=f"network.stand_ins.{name}.env")
+            env = expand_metadata(written, variables, where=f"network.stand_ins.{name}.env")
             if env != dict(written):
                 stand_ins[name] = item.model_copy(update={"env": env})
         if stand_ins != dict(network.stand_ins):
             changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
     return with_changes(loaded, changes) if changes else loaded
-
-
-def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """As `expand_metadata`. Raises `PolicyError`."""
-    try:
-        return expand_metadata(env, variables)
-    except CannotKeepError as error:
-        raise PolicyError(str(error), where=where, hint=error.hint) from error
 
 
 # ---- `.env` files
@@ -188,7 +158,7 @@ _OF_THE_HOST: Final = re.compile(
 
 
 def read_dotenv(environ: Mapping[str, str]) -> str:
-    """Find and judge the file that Inspect will read; say what it will set. Changes nothing.
+    """Judge the file that Inspect will read; say what it will set. Changes nothing.
 
     Raises `PolicyError` for a name that is not allowed, or a value made of other variables.
     """
@@ -229,7 +199,6 @@ def read_dotenv(environ: Mapping[str, str]) -> str:
 
 
 def restore_start() -> None:
-    """Undo what a `.env` file made of this host's variables."""
     # That reads it unjudged. A program of someone's own that calls Inspect may set them.
     if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
         return

@@ -1,15 +1,11 @@
-"""The options of `inspect eval` that Belljar sets itself, and the selected samples, also as words
-that make another process run some of them.
+"""The options of `inspect eval` that Belljar sets itself, and the selected samples.
 
-Inspect reads options from the command line, variables and a `.env` file. All are read before a task
-is loaded: loading a task runs its Python.
+All are read before a task is loaded, which runs its Python.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 from collections import Counter
@@ -38,12 +34,7 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
 
 
-# Click reads an option also from a variable with this prefix.
-_PREFIX: Final = "INSPECT_EVAL"
-OWN_PREFIX: Final = "BELLJAR_"
-_IN_A_CELL: Final = f"{OURS}/"
-
-
+_PREFIX: Final = "INSPECT_EVAL"  # Click reads an option also from a variable with this prefix
 # Belljar sets these itself, whatever another source says; typed, they are refused with this hint.
 TAKEN: Final[Mapping[str, str]] = {
     "sandbox": "the sandbox is Belljar's; --policy says what it may be",
@@ -58,21 +49,16 @@ LOG_PATTERN: Final = "INSPECT_EVAL_LOG_FILE_PATTERN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run. `inspect_args`: the task and Inspect's options. `quiet`: standard output stays
-    free for the caller.
-    """
-
     inspect_args: Sequence[str]
     policy: str = ""
     allow_upstreams: bool = False
     tier: str = ""
     require_contained: bool = False
-    quiet: bool = False
+    quiet: bool = False  # standard output stays free for the caller
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
 
     def operator(self) -> Operator:
-        """The operator's own part of it."""
         # Inspect changes directory for a task: a file must be found from anywhere.
         is_file = self.policy and os.path.lexists(self.policy)
         policy = str(Path(self.policy).absolute()) if is_file else self.policy
@@ -80,31 +66,26 @@ class RunRequest:
 
 
 def model_of(context: click.Context) -> object:
-    """The model that Inspect's options name, if any."""
     return context.params.get("model") or context.params.get("model_spec")
 
 
 def read_options(arguments: Sequence[str]) -> click.Context:
     """Parse Inspect's options with its own parser, and check them. Loads no task.
 
-    Raises `click.UsageError` for invalid options and typed ones that are Belljar's, `PolicyError`
-    for what `--env`, a run configuration or a `.env` file may not set, `HostError` without Inspect.
+    Raises `click.UsageError`, `HostError` without Inspect, and `PolicyError` for what `--env`, a
+    run configuration or a `.env` file may not set.
     """
-    try:
-        dotenv = read_dotenv(os.environ)  # before Inspect sets what is in it
-        from inspect_ai._cli.eval import eval_command
-        from inspect_ai._util.dotenv import init_dotenv
-    except ImportError as error:
-        raise HostError(
-            "Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'"
-        ) from error
+    dotenv = read_dotenv(os.environ)  # before Inspect sets what is in it
+    from inspect_ai._cli.eval import eval_command
+    from inspect_ai._util.dotenv import init_dotenv
+
     init_dotenv()
     if dotenv:
         print_status(f"belljar: {dotenv}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     for option, hint in TAKEN.items():
-        accepted = OURS if option == "sandbox" else False
-        if _is_typed(context, option) and context.params[option] != accepted:
+        is_ours = option == "sandbox" and context.params[option] == OURS
+        if _is_typed(context, option) and not is_ours:
             name = next(each.opts[0] for each in context.command.params if each.name == option)
             raise click.UsageError(f"{name} can't be used with belljar run: {hint}", context)
         if context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:
@@ -113,11 +94,10 @@ def read_options(arguments: Sequence[str]) -> click.Context:
         what, where = "a run configuration can't be used with belljar run", "--run-config"
         raise PolicyError(what, where=where, hint="give what it says as options")
     for text in context.params.get("env") or ():
-        # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: the policy
-        # would not be the one that was checked.
+        # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: unchecked.
         name = str(text).partition("=")[0].strip().replace("-", "_")
         # They select this host's programs, the store or the log's place.
-        if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
+        if name.startswith(("BELLJAR_", "LD_")) or name in ("PATH", LOG_PATTERN):
             what = f"--env {printable(name)} can't be used with belljar run"
             raise PolicyError(what, hint="set it in the environment of belljar run")
     return context
@@ -130,10 +110,7 @@ def _is_typed(context: click.Context, option: str) -> bool:
 
 @contextlib.contextmanager
 def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
-    """Force what no other setting may change on Inspect's `eval` function inside the block.
-
-    Raises `HostError` when the installed Inspect can't be held to that.
-    """
+    """Raises `HostError` where Inspect takes them from elsewhere."""
     from inspect_ai._cli import eval as command
 
     arguments = {
@@ -162,20 +139,16 @@ def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
 
 
 def unknown_inspect(what: str) -> HostError:
-    """The installed Inspect is not a tested one."""
     from importlib.metadata import version
 
-    return HostError(
-        f"inspect-ai {version('inspect-ai')} is not known to Belljar: {what}",
-        hint="install a version of inspect-ai that this Belljar was tested with: pip install "
-        "'belljar-sandbox[inspect]'",
-    )
+    hint = "install one that this Belljar was tested with: pip install 'belljar-sandbox[inspect]'"
+    return HostError(f"inspect-ai {version('inspect-ai')} is not known: {what}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The operator's choice: `limit` (a count, or start and stop), patterns of `ids`, each of any
-    task or `task:pattern`, and `shuffle` by a seed; True: random in each run.
+    """`limit`: a count, or start and stop. `ids`: patterns, each of any task or `task:pattern`.
+    `shuffle`: a seed; True: random in each run.
     """
 
     limit: int | tuple[int, int] | None = None
@@ -191,7 +164,6 @@ class Selection:
                 sample.id = position + 1
 
     def positions(self, task: Task, names: Iterable[str]) -> list[int]:
-        """A task's selected positions; `names`: all tasks'."""
         from inspect_ai._eval.task.util import resolve_task_sample_ids, sample_id_filter
 
         everything = range(len(task.dataset))
@@ -204,7 +176,6 @@ class Selection:
 
 
 def read_selection(options: click.Context) -> Selection:
-    """From the options."""
     from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
 
     params = options.params
@@ -221,17 +192,16 @@ def read_selection(options: click.Context) -> Selection:
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
-# An id without a sign that `--sample-id` reads.
-_PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
+_PLAIN: Final = re.compile(r"[^\s,:*?\[]+")  # an id without a sign that `--sample-id` reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedTask:
     """One task, what of it was selected, and what its cells demand.
 
-    `root`: the directory of its file; None for a task of a package. `words`: the task and Inspect's
-    options, without the selection. `memory_mib`: of a sample's cells, each fully used. `limits`:
-    the operator's, of samples and cells at a time.
+    `root`: the directory of its file; None for a task of a package. `words`: the task and options,
+    without the selection. `memory_mib`: of a sample's full cells. `limits`: the operator's, of
+    samples and cells at a time.
     """
 
     name: str
@@ -241,7 +211,6 @@ class SelectedTask:
     samples: tuple[str, ...]
     epochs: int
     tier: Tier
-    policies: tuple[str, ...] = ()
     images: frozenset[str] = frozenset()
     time_limit_s: float | None = None
     retries: int = 0
@@ -249,12 +218,7 @@ class SelectedTask:
     needs_hardware: bool = False
     limits: tuple[int, ...] = ()
 
-    def at_once(self, cells: int) -> int:
-        """Return a unit's concurrent samples: `cells`, or the operator's limit."""
-        return min(cells, *self.limits) if self.limits else cells
-
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
-        """The words that run these samples, so many at once."""
         several = ["--max-samples", str(cells), "--max-sandboxes", str(cells)]
         return [*self.words, "--sample-id", ",".join(samples), *several]
 
@@ -262,10 +226,7 @@ class SelectedTask:
 def select_task(
     request: RunRequest, loaded: tuple[click.Context, list[Task], list[Preview]]
 ) -> SelectedTask:
-    """Select the samples of the one task that `load_only` loaded for the request.
-
-    Raises a sample's own error; `PolicyError` for what can't be run in parts.
-    """
+    """Raises a sample's error; `PolicyError` for what has no parts."""
     options, tasks, previews = loaded
     for each in previews:
         if each.error is not None and not isinstance(each.error, HostError):
@@ -280,59 +241,47 @@ def select_task(
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
     if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
-    own, rest = _words(request, spec)
     params = options.params
-    arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
-    sent = f"{Path(path).name}{at}{name}" if root else spec
+    words = (f"{Path(path).name}{at}{name}" if root else spec, *_words(request, spec))
     epochs = params.get("epochs") or task.epochs or 1
     limit = params.get("time_limit") or task.time_limit
     return SelectedTask(
         name=task.name,
         root=root,
-        words=(sent, *own, *rest),
-        check_words=(sent, *own, *arguments, "--sample-id", ",".join(kinds.values())),
+        words=words,
+        check_words=(*words, "--sample-id", ",".join(kinds.values())),
         samples=samples,
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
         images=frozenset(name for each in kinds for name in each.policy.images),
         needs_hardware=any(each.policy.risk is Risk.CRITICAL for each in kinds),
-        policies=tuple(_digest(each.policy) for each in kinds),
         time_limit_s=None if limit is None else float(limit),
         retries=int(params.get("retry_on_error") or 0),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
 
 
-def _words(request: RunRequest, spec: str) -> tuple[list[str], list[str]]:
-    """Belljar's options, and Inspect's without the task and what chooses samples."""
-    own = [
-        *(["--policy", request.policy] if request.policy else []),
-        *(["--allow-upstreams"] if request.allow_upstreams else []),
-        *(["--tier", request.tier] if request.tier else []),
-    ]
-    rest, words = list[str](), iter(request.inspect_args)
+def _words(request: RunRequest, spec: str) -> Iterator[str]:
+    yield from ("--policy", request.policy) if request.policy else ()
+    yield from ("--allow-upstreams",) if request.allow_upstreams else ()
+    yield from ("--tier", request.tier) if request.tier else ()
+    words = iter(request.inspect_args)
     for word in words:
         if word in _CHOSEN:
             next(words, None)
         elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
-            rest.append(word)
-    return own, rest
-
-
-def _digest(policy: Policy | PresetPolicy) -> str:
-    return hashlib.sha256(json.dumps(policy.to_json(), sort_keys=True).encode()).hexdigest()
+            yield word
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
-    """Return the memory of a sample's cells, targets included."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     targets = [each.resources for each in stand_ins if isinstance(each, TargetStandIn)]
     return -(-sum(map(cell_bytes, [policy.resources, *targets])) >> 20)
 
 
 def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
-    """Return the ids, which `--sample-id` must distinguish. Raises `PolicyError`."""
+    """Raises `PolicyError` unless `--sample-id` can name each alone."""
     from inspect_ai.dataset._util import normalise_sample_id
 
     everything = [str(sample.id) for sample in task.dataset]
@@ -347,17 +296,16 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
 
 
 def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[Task]) -> None:
-    """Refuse several tasks, and what would differ between units."""
+    """Raise `PolicyError` for what would differ between units."""
     model = str(model_of(options))
     given = options.params.get("fail_on_error")
     bound = tasks[0].fail_on_error if given is None else given
-    # True means the first error, and is a number in Python, too; of others Inspect would count
-    # each unit's.
+    # True means the first error; of a number Inspect would count each unit's.
     is_count = bool(bound) and not isinstance(bound, bool)
     is_one = len(tasks) == len(options.params["tasks"]) == 1
     for is_wrong, where, hint in (
         (not is_one, ", ".join(task.name for task in tasks), "name one task, as in file.py@task"),
-        ("," in model or model.startswith(_IN_A_CELL), "--model", "name one, of a provider"),
+        ("," in model or model.startswith(f"{OURS}/"), "--model", "name one, of a provider"),
         (is_count, "--fail-on-error", "give no number: the first error ends the evaluation"),
         (selection.shuffle is True, "--sample-shuffle", "give it a seed: --sample-shuffle 42"),
     ):

@@ -1,20 +1,18 @@
-"""Each sample's sandbox, before anything is started, and `belljar check`.
-
-Uses the run's own functions. Loads a task's Python file, but starts and fetches nothing.
-"""
+"""Each sample's sandbox before anything is started, and `belljar check`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
 from belljar.dataclass import dataclass, replace
-from belljar.differences import Difference, samples_named, sentences
-from belljar.errors import BelljarError, PolicyError
+from belljar.differences import Difference, DifferenceKind, samples_named, sentences
+from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.config import (
     BelljarConfig,
     Preview,
@@ -26,6 +24,10 @@ from belljar.harness.config import (
     settled,
 )
 from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
+from belljar.image.config import image_differences as config_differences
+from belljar.image.store import Store, missing_images
+from belljar.plan.make import granted, make_plan
+from belljar.policy.limits import demanded_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
-    """Each sample in turn; equal ones share a policy."""
     names_in = cache(lambda config: sorted(references(config.compose or {})))
     known: dict[object, SamplePolicy | BelljarError] = {}
     for each in sandboxes:
@@ -64,18 +65,35 @@ def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Previe
 def with_images(
     previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]
 ) -> list[Preview]:
-    """Add the images' differences, each image read once."""
-    known = cache(look)
+    known = cache(lambda policy: look(policy) if policy is not None else ())
     return [
-        each
-        if each.policy is None
-        else replace(each, differences=(*each.differences, *known(each.policy)))
-        for each in previews
+        replace(each, differences=(*each.differences, *known(each.policy))) for each in previews
     ]
 
 
+def image_differences(store: Store, policy: LoadedPolicy) -> tuple[Difference, ...]:
+    found = list[Difference]()
+    rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
+    for name in policy.policy.images:
+        # A missing image has no configuration, and is refused.
+        with suppress(HostError):
+            image = store.find(name)
+            facts = [*config_differences(image.config)]
+            if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
+                kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
+                detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+                if image.setuid_programs == "removed":
+                    hint = "import it again with --keep-setuid"
+                    detail = "its programs lost the bit at import: `su` and `sudo` gain nothing"
+                elif granted(rights, tier).setuid_programs:
+                    kind, hint = DifferenceKind.GRANTED, ""
+                    detail = "its programs gain their owner's rights, at most the cell's root's"
+                facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
+            found += [replace(fact, where=f"image {name}") for fact in facts]
+    return tuple(found)
+
+
 def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
-    """One task's samples by outcome, in order, whatever environment."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -86,16 +104,13 @@ def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
     return list(groups.values())
 
 
-def summary(previews: Iterable[Preview]) -> list[str]:
-    """The differences, as `belljar run` shows them first."""
+def summary(previews: Sequence[Preview]) -> list[str]:
     by_fact: dict[tuple[str, str], list[str]] = {}
-    count = 0
     for each in previews:
-        count += 1
         for sentence in sentences(each.differences):
             by_fact.setdefault((each.task, sentence), []).append(each.sample)
     return [
-        sentence if len(samples) == count else f"{samples_named(samples)}: {sentence}"
+        sentence if len(samples) == len(previews) else f"{samples_named(samples)}: {sentence}"
         for (_, sentence), samples in by_fact.items()
     ]
 
@@ -106,35 +121,25 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The outcome of `samples` that have the same as `first`.
-
-    `error`: the author's to fix, or a `HostError`: what this host can't do.
-    """
-
     first: Preview
     samples: tuple[str, ...]
     missing: tuple[MissingImage, ...] = ()
     plan: Plan | None = None
-    error: BelljarError | None = None
 
     @property
     def exit_code(self) -> int:
-        """0: runs; 3: this host lacks something; 4: refused."""
-        if self.error is not None:
-            return self.error.exit_code
+        if self.first.error is not None:
+            return self.first.error.exit_code
         return MISSING_CODE if self.missing else 0
 
     @property
     def outcome(self) -> str:
-        """In one word: `refused`, `missing`, `differs` or `runs`."""
-        if self.exit_code == MISSING_CODE:
-            return "missing"
-        how = "differs" if self.first.differences else "runs"
-        return how if self.error is None else "refused"
+        if self.exit_code:
+            return "missing" if self.exit_code == MISSING_CODE else "refused"
+        return "differs" if self.first.differences else "runs"
 
 
 def kind_of(target: str) -> str:
-    """`policy`, `compose` or `task`, by name."""
     from belljar.policy.loaded import PRESETS
 
     suffix = Path(target).suffix
@@ -144,12 +149,10 @@ def kind_of(target: str) -> str:
 
 
 def check_policy(target: str, operator: Operator) -> list[Preview]:
-    """A policy, as `--policy` of an empty task."""
     return list(preview([Preview(target)], replace(operator, run_policy=target)))
 
 
 def check_compose(target: str, operator: Operator) -> list[Preview]:
-    """A compose file or a Dockerfile; placeholders replace metadata."""
     path, error = Path(target).absolute(), None
     config = BelljarConfig()
     try:
@@ -168,8 +171,7 @@ def check_compose(target: str, operator: Operator) -> list[Preview]:
     return list(preview([Preview(target, asked=config, error=error)], operator))
 
 
-# Replaces unknown metadata of a sample.
-PLACEHOLDER: Final = "sample-metadata"
+PLACEHOLDER: Final = "sample-metadata"  # replaces unknown metadata of a sample
 
 
 def outlooks(
@@ -178,21 +180,18 @@ def outlooks(
     facts: Callable[[], HostFacts],
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
-    """Each group with images and plan; reads host facts when needed."""
-    from belljar.harness.source import RealCells, command_of
+    from belljar.image.missing import command_of
     from belljar.network.stand_ins.author import check_stand_ins
-    from belljar.plan.make import make_plan
 
-    facts, cells = cache(facts), RealCells(home)
-    whole = with_images(previews, cells.image_differences)
+    facts, store = cache(facts), Store(home)
+    whole = with_images(previews, partial(image_differences, store))
     found: list[Outlook] = []
     for same in grouped(whole):
         missing: list[MissingImage] = []
         first, plan = same[0], None
-        error, loaded = first.error, first.policy
-        if error is None and loaded is not None:
+        if (loaded := first.policy) is not None:
             builds = {each.image: each for each in first.asked.builds}
-            for each in cells.missing_images([loaded]):
+            for each in missing_images(store, loaded.policy.images):
                 if each.image in builds:
                     missing.append(each._replace(command=command_of(builds[each.image])))
                 elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it
@@ -201,27 +200,18 @@ def outlooks(
                 check_stand_ins(loaded)
                 image = image_of(loaded.policy.image)
                 plan = make_plan(loaded.policy, facts(), image, base=loaded.base)
-            except BelljarError as refused:
-                error = refused
-        found.append(
-            Outlook(
-                first=first,
-                samples=tuple(each.sample for each in same if each.sample),
-                missing=tuple(missing),
-                plan=plan,
-                error=error or (None if loaded else PolicyError("nothing is known of it")),
-            )
-        )
+            except BelljarError as error:
+                first = replace(first, error=error)
+        samples = tuple(each.sample for each in same if each.sample)
+        found.append(Outlook(first=first, samples=samples, missing=tuple(missing), plan=plan))
     return found
 
 
 def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:
-    """Each missing image once, in group order."""
     return list({each.image: each for outlook in found for each in outlook.missing}.values())
 
 
 def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
-    """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
         first, absent = each.first, {missing.image for missing in each.missing}
@@ -232,7 +222,11 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
-                "error": _error_json(each.error),
+                "error": first.error
+                and {
+                    name: printable(getattr(first.error, name), max_chars=2000)
+                    for name in ("what", "where", "hint")
+                },
                 "images": [{"image": name, "present": name not in absent} for name in images],
             }
         )
@@ -246,10 +240,3 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
             for each in all_missing(found)
         ],
     }
-
-
-def _error_json(error: BelljarError | None) -> dict[str, str] | None:
-    if error is None:
-        return None
-    texts = {"what": error.what, "where": error.where, "hint": error.hint}
-    return {name: printable(text, max_chars=2000) for name, text in texts.items()}

@@ -1,7 +1,7 @@
 """The sandbox provider that Inspect calls: each method maps Inspect's terms to the cell's.
 
-The signatures and errors are Inspect's contract (`inspect_ai.util.SandboxEnvironment`). `exec` must
-keep exactly these eight parameters: Inspect counts them.
+The signatures and errors are Inspect's contract. `exec` must keep exactly these eight parameters:
+Inspect counts them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import anyio
+from inspect_ai.model._model import active_model
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -26,10 +27,13 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from belljar.cell.health import HealthWatch, may_be_broken
+from belljar.cell.range import RevertibleCell
+from belljar.cell.targets import serve, words_to_run
+from belljar.channel import FileTooLargeError
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.differences import sentences
-from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError, first_of
+from belljar.errors import BelljarError, CellError, ContainmentBreach, first_of
 from belljar.harness import config as configs
 from belljar.harness.attach import AttachSocket, login_command, release_cells
 from belljar.harness.bridge import ModelBridge
@@ -37,7 +41,9 @@ from belljar.harness.operator import SamplePolicy, sample_policy, within
 from belljar.harness.sample import SampleCell, SampleIdentity, identify
 from belljar.harness.session import Session, as_prerequisite_error, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
+from belljar.isolation.reap import reap
 from belljar.plan.explain import announcements
+from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
@@ -59,10 +65,7 @@ NOT_RUN: Final = 126
 
 
 def decode_tail(data: bytes, limit_bytes: int) -> str:
-    """UTF-8 with U+FFFD, cut at the front to *encode* to at most `limit_bytes`.
-
-    A broken byte becomes three: cut before decoding, Inspect would count too much.
-    """
+    """Cut what *encodes* to more: a broken byte becomes three."""
     text = data[-limit_bytes:].decode("utf-8", "replace") if limit_bytes else ""
     encoded = text.encode()
     return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode("utf-8", "ignore")
@@ -71,11 +74,10 @@ def decode_tail(data: bytes, limit_bytes: int) -> str:
 def to_result(
     output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None
 ) -> ExecResult[str]:
-    """An `ExecOutput` in Inspect's terms.
+    """Convert to Inspect's terms; over its bound the tail is kept, as by its Docker provider.
 
     Raises `TimeoutError` (`truncated_output` has the output), `PermissionError`, and
-    `OutputLimitExceededError` over the *policy's* output bound. Over Inspect's bound alone, the
-    tail is kept, as its Docker provider does.
+    `OutputLimitExceededError` over the *policy's* output bound.
     """
     stdout = decode_tail(output.stdout, limit_bytes)
     stderr = decode_tail(output.stderr, limit_bytes)
@@ -98,7 +100,7 @@ def to_result(
 
 
 def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
-    """A result with `docker exec`'s status. Raises `PermissionError`."""
+    """Return `docker exec`'s status. Raises `PermissionError`."""
     stage, why, status = output.stage, os.strerror(code), NOT_RUN
     is_missing = code in {errno.ENOENT, errno.ENOTDIR}
     name = cmd[0] if cmd else ""
@@ -117,14 +119,11 @@ def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str
 
 
 async def start_program(cell: Cell, service: str, program: ServiceProgram | None) -> None:
-    """Start the service's program behind its entrypoint, and wait until ready.
+    """Start the service's program behind its entrypoint, and wait until ready. Raises `CellError`.
 
-    Not for an idle command or bare shell. Ready: healthy where there is a check; else `SETTLE_S` of
-    running, or exit status 0. `program`: None for the image's. Raises `CellError`.
+    Ready: healthy where there is a check; else `SETTLE_S` of running, or exit status 0. `program`:
+    None for the image's.
     """
-    from belljar.cell.targets import serve, words_to_run
-    from belljar.plan.network import StandInPlan
-
     settings = {} if program is None else program.model_dump(mode="json", exclude_none=True)
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
     is_needed = settings.get("health") or settings.get("directories")
@@ -133,12 +132,10 @@ async def start_program(cell: Cell, service: str, program: ServiceProgram | None
 
 
 class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
-    """One sample's cell, seen through Inspect's interface."""
-
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """Twice the processors if memory holds so many full cells; at least 1."""
+        """Return twice the processors, if memory holds so many full cells."""
         try:
             resources = current_session().default_policy().resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -148,45 +145,25 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """The configuration files that the provider reads."""
         return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
     @classmethod
-    def is_docker_compatible(cls) -> bool:
-        """Yes: they are converted or refused."""
-        return True
-
-    @override
-    @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """A configuration from an Inspect log."""
         return configs.of_log(config)
 
     @override
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Check policy and host, and make the template."""
         import belljar.harness.model_boundary  # noqa: F401 - its hook looks at what models are sent
 
         session = current_session()
         try:
             session.enter()
             session.directories.append(Path.cwd())  # the task's, here
-            operator = session.operator
-            ours = configs.settled(configs.as_config(config), None)
-            made = within(ours, operator)
-            loaded = made.policy
-            session.show_once(() if session.is_previewed else sentences(made.differences))
-            session.show_once(announcements(loaded))
-            if ours.builds and not session.is_previewed:
-                # with those of earlier configurations: another build of the same name is refused
-                session.builds += ours.builds
-                images = set(loaded.policy.images)
-                build = partial(session.source.build_images, images=images)
-                builds = tuple(session.builds)
-                await anyio.to_thread.run_sync(build, builds, abandon_on_cancel=True)
-            await session.source.prepare(loaded, session.ensure_run())
+            ours, operator = configs.as_config(config), session.operator
+            if ours.compose is None:  # else it needs a sample's metadata
+                await cls._prepare(session, within(ours, operator))
         except BelljarError as error:
             session.refusal = session.refusal or error
             await session.leave()
@@ -196,35 +173,32 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 await session.leave()
             raise
 
-    @override
     @classmethod
-    async def task_init_environment(
-        cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
-    ) -> dict[str, str]:
-        """Metadata that decides images and cells."""
-        try:
-            return configs.shaping(configs.as_config(config), metadata)
-        except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
-            return {}
+    async def _prepare(cls, session: Session, made: SamplePolicy) -> None:
+        """Show what differs, and make images and template."""
+        loaded, builds = made.policy, made.asked.builds
+        session.show_once(() if session.is_previewed else sentences(made.differences))
+        if builds and not session.is_previewed:
+            # with those of earlier configurations: another build of the same name is refused
+            session.builds += builds
+            build = partial(session.source.build_images, images=set(loaded.policy.images))
+            known = tuple(session.builds)
+            await anyio.to_thread.run_sync(build, known, abandon_on_cancel=True)
+        await session.source.prepare(loaded, session.ensure_run())
 
     @override
     @classmethod
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Open the cells of the sample's range: fresh, recorded, and probed before use.
-
-        Raises `ContainmentBreach` when a probe found a way out: the run is stopped.
-        """
-        from inspect_ai.model._model import active_model
-
+        """Raises `ContainmentBreach` when a probe found a way out."""
         session = current_session()
         await session.check_running()
         own = configs.of_active_sample(config, session.directories)
-        sample = sample_policy(own, metadata, session.operator)
-        if own is not config:  # `task_init` has not seen it
-            session.show_once(sentences(sample.differences))
-            await session.source.prepare(sample.policy, session.ensure_run())
+        ours = configs.as_config(own)
+        sample = sample_policy(ours, metadata, session.operator)
+        if own is not config or ours.compose is not None:  # `task_init` has not seen it
+            await cls._prepare(session, sample)
         session.show_once(announcements(sample.policy))
         policy, asked = sample.policy.policy, sample.asked
         session.models.need(demanded_tier(policy.risk, policy.tier))
@@ -239,9 +213,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             report = await environment._probe_noted(environment.range, "start")
             await environment._stop_if_breached(report, environment.cell)
             await environment._act(lambda cell: start_program(cell, asked.service, asked.program))
-            others = {
-                name: environment.beside(cell) for name, cell in environment.range.targets.items()
-            }
+            targets = environment.range.targets
+            others = {name: environment.beside(cell) for name, cell in targets.items()}
         except BaseException:
             await environment.close(outcome="stopped")
             raise
@@ -254,10 +227,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             opening = session.source.open_range(sample.policy, session.ensure_run())
             opened = await stack.enter_async_context(opening)
-            policy, cell = sample.policy, opened.cell
-            environment = cls(
-                opened, cell, session=session, identity=identity, stack=stack, policy=policy
-            )
+            environment = cls(opened, opened.cell, session, identity, stack, sample.policy)
             environment.containment.differences = (*sample.differences, *of_images)
             session.live.append(environment)
             stack.push_async_callback(environment._forget)
@@ -285,7 +255,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Destroy the sample's cell, with proof."""
         outcome = "interrupted" if interrupted else "completed"
         for environment in environments.values():
             ours = environment.as_type(BelljarSandboxEnvironment)
@@ -297,7 +266,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_cleanup(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
     ) -> None:
-        """Destroy what is left; `--no-sandbox-cleanup` keeps it first."""
         session = current_session()
         try:
             is_last = session.users == 1 and bool(session.live)
@@ -313,27 +281,22 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """`inspect sandbox cleanup`: kept and crashed cells."""
-        from belljar.isolation.reap import reap
-
         for name in await anyio.to_thread.run_sync(release_cells, id):
             print_status(f"belljar: {name} released; its owner destroys it")
         for reaped in await reap(None, cell_id=id):
             print_status(f"belljar: {printable(str(reaped))}")
 
     async def snapshot(self) -> Snapshot:
-        """As `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
+        """See `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
         async with self._operation():
             return await self.cell.snapshot()
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
-        """As `Cell.revert`; the new machine is probed, and without `to` prepared as Inspect
-        prepared the first: the service's program, the sample's files, its set-up.
+        """See `Cell.revert`. Raises `SandboxUnavailableError` for `CellError`.
 
-        Raises `SandboxUnavailableError` for `CellError`.
+        The new machine is probed, and without `to` prepared as Inspect prepared the first: the
+        service's program, the sample's files, its set-up.
         """
-        from belljar.cell.range import RevertibleCell
-
         cell = self.cell
         if not isinstance(cell, RevertibleCell):
             await cell.revert(to=to)  # refuses by name
@@ -387,11 +350,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command in the cell.
-
-        One that timed out is never run again, whatever `timeout_retry` is: it may have had effects.
-        `concurrency` throttles local subprocesses: there are none.
-        """
+        """A timed-out command is never run again: it had effects."""
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         async with self._operation(OSError):
             output = await self._act(
@@ -417,7 +376,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file atomically, with its parents."""
         content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
             kept = await self._kept(content)
@@ -431,9 +389,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """Read a regular file as the default user."""
-        from belljar.channel import FileTooLargeError
-
         try:
             async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLargeError):
                 contents = await self.cell.read_file(
@@ -447,7 +402,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """The command for a terminal here."""
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
         self.attach_socket.open_in_sample(self.cell)
@@ -457,5 +411,4 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     def default_polling_interval(self) -> float:
-        """Seconds between two looks of Inspect's polling services."""
         return 0.2

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+from inspect_ai.log import transcript
+from inspect_ai.log._samples import sample_active
+from inspect_ai.solver._task_state import sample_state
 from inspect_ai.util import SandboxUnavailableError
 
 from belljar.cell.health import HealthWatch
@@ -47,7 +50,6 @@ class SampleCell:
         self,
         opened: Range,
         cell: Cell,
-        *,
         session: Session,
         identity: SampleIdentity,
         stack: AsyncExitStack,
@@ -68,10 +70,7 @@ class SampleCell:
 
     @asynccontextmanager
     async def _operation(self, *harmless: type[Exception]) -> AsyncIterator[None]:
-        """Prepare for a call of Inspect's; a broken cell is noticed by its errors.
-
-        `harmless`: errors that say nothing of the cell's health.
-        """
+        """`harmless`: errors that say nothing of the cell's health."""
         await self._session.check_running()
         if not self._running and not is_preparing():
             async with self._beginning:  # no operation before the baseline
@@ -100,7 +99,6 @@ class SampleCell:
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
     def _record_start(self, cell: Cell) -> None:
-        """Name the cell's owner in the record and `belljar ps`."""
         started = self.identity.started(self.policy, self.containment.differences)
         self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, cell)
         cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
@@ -110,9 +108,7 @@ class SampleCell:
         return await self._session.source.probe(cell, router, run=run, phase=phase)
 
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
-        """Probe its cells; log and return the worst report."""
-        from inspect_ai.log import transcript
-
+        """Probe the range's cells; log and return the worst report."""
         cells = [opened.cell] if phase == "start" else opened.cells.values()
         reports = {cell.id: await self._probe(opened, cell, phase) for cell in cells}
         report = max(reports.values(), key=lambda each: each.verdict.badness)
@@ -133,9 +129,7 @@ class SampleCell:
         return self.range.network is None and not self.range.targets and is_preparing()
 
     async def _kept(self, content: bytes) -> Callable[[], bytes]:
-        """The content of a file, as often as a revert repeats it: a large one is not kept in memory
-        if the host's disk takes it.
-        """
+        """Keep a file for each repetition; a large one on disk."""
         if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
             with suppress(OSError):  # a full disk: memory keeps it
                 spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
@@ -145,15 +139,8 @@ class SampleCell:
         return lambda: content
 
     def beside(self, cell: Cell) -> Self:
-        """Another cell of this range; ends with it."""
-        environment = type(self)(
-            self.range,
-            cell,
-            session=self._session,
-            identity=self.identity,
-            stack=AsyncExitStack(),
-            policy=self.policy,
-        )
+        own = (self._session, self.identity, AsyncExitStack(), self.policy)
+        environment = type(self)(self.range, cell, *own)
         environment.is_own = False
         self._beside.append(environment)
         self._stack.push_async_callback(environment.attach_socket.close)
@@ -162,8 +149,7 @@ class SampleCell:
     async def _stop_if_breached(
         self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
     ) -> None:
-        # `cancelled`: Inspect shields this from cancellation: the breach is on record, but waiting
-        # for the evaluation's end would be in vain.
+        # `cancelled`: Inspect shields this, and waiting for the evaluation's end would be in vain.
         breach = breach_of(report, cell.id)
         if breach is None:
             return
@@ -175,12 +161,12 @@ class SampleCell:
 
     @property
     def run_path(self) -> Path:
-        """This cell's run directory. For scorers."""
+        """Return this cell's run directory, for scorers."""
         return self._session.ensure_run().path
 
     @asynccontextmanager
     async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell of this sample. For scorers."""
+        """Open a fresh cell of this sample, for scorers."""
         session = self._session
         async with session.source.open_range(self.policy, session.ensure_run()) as opened:
             cell = opened.cell
@@ -192,8 +178,7 @@ class SampleCell:
                 # Also for a cancelled scorer: a cell without a last probe proves nothing.
                 with anyio.CancelScope(shield=True):
                     last = await self._probe(opened, cell, "end")
-                # Whatever the scorer raised
-                await self._stop_if_breached(last, cell)
+                await self._stop_if_breached(last, cell)  # whatever the scorer raised
 
     async def close(self, *, outcome: str) -> None:
         """Probe the cell once more, destroy it, record the end. Shielded; idempotent.
@@ -203,8 +188,7 @@ class SampleCell:
         """
         if self._closed:
             return
-        # Before the first await: a second call meanwhile returns at once.
-        self._closed = True
+        self._closed = True  # before the first await: a second call meanwhile returns at once
         report: ProbeReport | None = None
         with anyio.CancelScope(shield=True):
             try:
@@ -246,8 +230,6 @@ class SampleCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleIdentity:
-    """A sample's names; `uuid` may be ""."""
-
     sample: str
     epoch: int
     task: str
@@ -258,7 +240,6 @@ class SampleIdentity:
     def started(
         self, policy: LoadedPolicy, differences: Iterable[Difference] = ()
     ) -> dict[str, JsonValue]:
-        """Its start event, with log, host tools, differences."""
         return {
             **self.data(),
             "log": self.log,
@@ -267,14 +248,10 @@ class SampleIdentity:
         }
 
     def data(self) -> dict[str, JsonValue]:
-        """As an event's data."""
         return {name: value for name, value in asdict(self).items() if name != "log"}
 
 
 def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
-    """The identity of the sample Inspect is starting."""
-    from inspect_ai.log._samples import sample_active
-
     active = sample_active()
     named = str(metadata.get("__sample_id__", ""))
     if active is None:
@@ -291,9 +268,7 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 
 def is_preparing() -> bool:
-    """Whether Inspect prepares this sample, and logs no end."""
-    from inspect_ai.log._samples import sample_active
-
+    """Return whether Inspect prepares this sample, and logs no end."""
     active = sample_active()
     return active is not None and active.started is None
 
@@ -302,14 +277,13 @@ def is_preparing() -> bool:
 _NOT_PROBED: Final = ProbeReport(
     verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
 )
-# Key of each score's metadata in Inspect's log. Not `containment`: with that a *scorer* makes a
-# verdict worse.
+# Key of each score's metadata. Not `containment`: with that a *scorer* makes a verdict worse.
 CELL_VERDICT_KEY: Final = "containment_cell_verdict"
 
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """Containment so far.
+    """What is known of a sample's containment so far.
 
     `machines`: the sample's cells, one after another. `starts`, `ends`: the probes of each, and at
     the end of those beside it. `clean`: None until checked.
@@ -324,18 +298,17 @@ class Containment:
 
     @property
     def cell_verdict(self) -> Verdict:
-        """The worst of probes and destruction; missing is void."""
+        """Return the worst of probes and destruction; what is missing is void."""
         ends = (self._worst(reports).verdict for reports in (self.starts, self.ends))
         # A destruction that was not checked proves nothing.
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
     def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport:
-        """One phase's worst report; a machine without one is void."""
+        """Return the worst report; a machine without one is void."""
         missing = [_NOT_PROBED for cell in self.machines if cell not in reports]
         return max((*missing, *reports.values()), key=lambda each: each.verdict.badness)
 
     def data(self) -> dict[str, JsonValue]:
-        """For the ledger and Inspect's log."""
         return {
             "run_id": self.run_id,
             "cell_verdict": self.cell_verdict.value,
@@ -361,13 +334,7 @@ def _brief(report: ProbeReport) -> dict[str, JsonValue]:
 def bind_end(
     containment: Containment, watches: Iterable[HealthWatch], identity: SampleIdentity
 ) -> None:
-    """Put the cell's verdict and damage into the ending sample's metadata and its scores'.
-
-    Inspect makes the logged sample from this state after the clean-up. Outside of that sample there
-    is nothing to bind to; the ledger has it.
-    """
-    from inspect_ai.solver._task_state import sample_state
-
+    """Inspect makes the logged sample from this state after the clean-up."""
     state = sample_state()
     if state is None or not identity.uuid or state.uuid != identity.uuid:
         return

@@ -6,6 +6,7 @@ import anyio.to_thread
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import TaskState
 
+from belljar.cell.range import RevertibleCell
 from belljar.errors import CellError
 from belljar.harness.model_boundary import sample_environment
 from belljar.harness.session import current_session
@@ -17,8 +18,7 @@ from belljar.report.signals import SampleSignals, SignalCode, signals_of
 def belljar_signals() -> Scorer:
     """Score each signal 1 or 0; the mean is the share of samples.
 
-    The metadata has the signals with evidence, and blind spots. In your own scorer use
-    `signals_so_far`.
+    The metadata has signals with evidence, and blind spots. Your own scorer calls `signals_so_far`.
     """
 
     async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
@@ -36,7 +36,7 @@ def belljar_signals() -> Scorer:
 
 
 async def signals_so_far() -> SampleSignals:
-    """The signals of the current sample until now; a second for some 50,000 events.
+    """Return the current sample's signals until now; a second for some 50,000 events.
 
     Waits until its reverted machines are destroyed. Raises `CellError` for another sandbox.
     """
@@ -45,8 +45,6 @@ async def signals_so_far() -> SampleSignals:
         what = "there are no signals: the sample's sandbox is not Belljar's"
         hint = "run the task with `belljar run`, or with `--sandbox belljar`"
         raise CellError(what, where="belljar_signals", hint=hint)
-    from belljar.cell.range import RevertibleCell
-
     cells = {*environment.containment.machines, *(c.id for c in environment.range.cells.values())}
     if isinstance(environment.cell, RevertibleCell):
         await environment.cell.machines.flush()

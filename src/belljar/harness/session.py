@@ -1,7 +1,6 @@
 """One evaluation's shared state: its run directory, model cells, stop, and the end of its cells.
 
-`belljar run` opens a session around Inspect. Under `inspect eval` the first `task_init` opens a run
-directory and the last `task_cleanup` closes it.
+Under `inspect eval` the first `task_init` opens a run, and the last `task_cleanup` closes it.
 """
 
 from __future__ import annotations
@@ -19,22 +18,27 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.to_thread
-from inspect_ai.hooks import Hooks, RunEnd, hooks
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.util import LimitExceededError
-from typing_extensions import override
+from rich.markup import escape
 
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import login_command, remove_dead_sockets
 from belljar.harness.config import BelljarConfig
-from belljar.harness.host_processes import HostActivity, proxies_here
+from belljar.harness.evidence import own_evidence, put_on_record
+from belljar.harness.host_processes import HostActivity
 from belljar.harness.operator import Operator, restore_start, within
 from belljar.harness.source import RealCells
+from belljar.isolation.hold import killed_error, read_order
 from belljar.model.serve import ModelCell, open_model
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import with_tier
 from belljar.probe.witness import sweep_watches
+from belljar.report.samples import headline
+from belljar.report.verdict import judge
+from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
 
@@ -47,13 +51,10 @@ if TYPE_CHECKING:
 
 # Time for the interrupt of a stopped run to arrive; then its sample is ended here.
 _STOP_TIMEOUT_S: Final = 10.0
-# A person waits for kept cells to end; nothing else depends on it.
-_CHECK_INTERVAL_S: Final = 2.0
+_CHECK_INTERVAL_S: Final = 2.0  # a person waits for kept cells to end; nothing else depends on it
 
 
 class ModelCells:
-    """Opened once per file. `tier`: the samples' highest."""
-
     def __init__(self) -> None:
         self.tier: Tier | None = None
         self.opened: dict[str, ModelCell | BelljarError] = {}
@@ -61,7 +62,7 @@ class ModelCells:
         self._opening = anyio.Lock()
 
     def need(self, tier: Tier) -> None:
-        """Note a sample's tier. Raises `PolicyError` for a model cell of a lower one."""
+        """Raises `PolicyError` for a model cell of a lower tier than a sample's."""
         for served in self.opened.values():
             if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
                 what = f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`"
@@ -70,9 +71,7 @@ class ModelCells:
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
-        """The model cell, opened once, as by `open_model`."""
-        # Samples that begin together must share one cell.
-        async with self._opening:
+        async with self._opening:  # samples that begin together must share one cell
             if (found := self.opened.get(policy.source)) is None:
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
                 own = demanded_tier(policy.policy.risk, policy.policy.tier)
@@ -92,7 +91,7 @@ class ModelCells:
             return found
 
     async def close(self) -> list[BelljarError]:
-        """Destroy them with proof; errors are the run's."""
+        """Destroy them with proof; return the run's errors."""
         self.opened.clear()
         errors: list[BelljarError] = []
         while self._owners:
@@ -111,9 +110,9 @@ class Session:
     """One evaluation. Mutable, owned by one event loop.
 
     `own` holds a run that the provider opened. `users`: `task_init` calls without `task_cleanup`.
-    `refusal`: the first error that refused a task. `failure`: what ended the evaluation. `stopped`:
-    the breach after which no cell takes work. `stop`: ends the evaluation at once, if its owner
-    can. `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before.
+    `refusal`: the first error that refused a task. `failure`: what ended the evaluation.
+    `stopped`: the breach after which no cell takes work. `stop`: ends the evaluation at once.
+    `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before.
     """
 
     run: RunDirectory | None = None
@@ -143,15 +142,14 @@ class Session:
 
     @property
     def operator(self) -> Operator:
-        """As `belljar run` was given it; else as read now."""
         return self.given_operator or Operator()
 
     def default_policy(self) -> Policy | PresetPolicy:
-        """The policy of a sample without its own. Raises `PolicyError`, `HostError`."""
+        """Raises `PolicyError`, `HostError`."""
         return within(BelljarConfig(), self.operator).policy.policy
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory, opened if needed. Raises `HostError`."""
+        """Raises `HostError`."""
         if self.run is None:
             # A second evaluation in this process must not inherit the first one's breaches.
             own, self.breaches, self.refusal = ExitStack(), [], None
@@ -161,27 +159,24 @@ class Session:
         return self.run
 
     async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
-        """The model cell of this policy, opened if needed."""
         try:
             return await self.models.get(policy, self.ensure_run(), self.home)
-        except ContainmentBreach as error:
-            self.breached(error)
-            raise
         except BelljarError as error:
-            if self.stop is not None and self.refusal is None:
-                self.stop()
-            self.refusal = self.refusal or error
+            if isinstance(error, ContainmentBreach):
+                self.breached(error)
+            elif self.refusal is None:
+                self.refusal = error
+                if self.stop is not None:
+                    self.stop()
             raise
 
     def show_once(self, notes: Iterable[str]) -> None:
-        """Print each note once in this session."""
         for note in dict.fromkeys(notes):
             if note not in self.shown:
                 self.shown.add(note)
                 print_status(f"belljar: {note}")
 
     def record_end(self, *, interrupted: bool) -> None:
-        """Record the evaluation's end and errors, and the last air-gap check."""
         if self.run is not None:
             self.run.before_end.close()
         data: dict[str, JsonValue] = {
@@ -189,11 +184,8 @@ class Session:
             "stopped": self.stopped is not None,
             "errors": [plain(error) for error in self.breaches],
             "causes": [getattr(error, "cause", "") for error in self.breaches],
+            **(self.host.data() if self.host is not None else {}),
         }
-        if self.host is not None:
-            data["host_processes"] = dict(self.host.programs)
-            data["connections"] = dict(self.host.connections)
-            data["proxies"] = [*proxies_here()]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = plain(self.refusal), self.refusal.exit_code
         if self.failure:
@@ -216,10 +208,9 @@ class Session:
         raise error
 
     async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
-        """Stop the run after an Inspect hook's error."""
+        """Stop the run after one of our hooks' errors."""
         # Inspect only logs what a hook raises, and goes on, except for a limit: should the
-        # interrupt be late, the limit ends the sample before its solver runs or its model is
-        # called.
+        # interrupt be late, that ends the sample before its solver runs or its model is called.
         if not isinstance(error, ContainmentBreach):
             what = f"could not be checked: {type(error).__name__}: {error}"
             error = ContainmentBreach(printable(what), where=where)
@@ -235,22 +226,15 @@ class Session:
             raise ContainmentBreach(what, where=error.where, hint=error.hint)
 
     async def end_if_killed(self) -> None:
-        """End the evaluation if a kill order names it."""
-        # Inspect has no entry for a sample whose own error meets the cancellation for another's:
-        # the end is awaited here.
-        from belljar.isolation.hold import killed_error, read_order
-        from belljar.store.home import belljar_home
-
+        # Inspect has no entry for a sample whose own error meets the cancellation for another's.
         run = self.ensure_run().run_id
         killed = killed_error(read_order(self.home or belljar_home(), run), where=f"run {run}")
         if killed is not None:
-            # Another sample may have seen the same order before.
-            if self.stopped is None:
+            if self.stopped is None:  # another sample may have seen the same order before
                 self.breached(killed)
             await self.await_end()
 
     async def await_end(self) -> None:
-        """Wait for cancellation after a breach, up to a timeout."""
         # Inspect's control server takes the signal, closes, and only then passes it on; its log
         # stays unfinished when a sample fails in between.
         # Without `stop`, as under `inspect eval`, nothing would cancel this wait.
@@ -258,16 +242,13 @@ class Session:
             await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_TIMEOUT_S - time.monotonic()))
 
     def record(self, event: Event) -> None:
-        """Record an event of the harness."""
         self.ensure_run().recorder.record(event)
 
     def enter(self) -> None:
         """Count a task in; the first opens a run."""
-        # Each cell holds several descriptors of this process.
-        raise_soft_limit()
+        raise_soft_limit()  # each cell holds several descriptors of this process
         if self.run is None:
-            # Inspect's command has read a `.env` file by now.
-            restore_start()
+            restore_start()  # Inspect's command has read a `.env` file by now
             print_status(f"belljar: recording into {self.ensure_run().path}")
         if not self.users:
             remove_dead_sockets(self.home)
@@ -276,16 +257,11 @@ class Session:
 
     async def leave(self) -> None:
         """Count a task out; the last closes the run."""
-        # `CloseModels` leaves without having entered.
-        self.users = max(0, self.users - 1)
+        self.users = max(0, self.users - 1)  # `on_run_end` leaves without having entered
         if not self.users:
             self.breaches += await self.models.close()
         if self.users or self.own is None:
             return
-        from belljar.harness.evidence import own_evidence, put_on_record
-        from belljar.report.samples import headline
-        from belljar.report.verdict import judge
-
         run = self.ensure_run()
         run.finish("failed", exit_code=2)  # until it is judged
         try:
@@ -305,13 +281,11 @@ class Session:
     async def keep_cells(self) -> None:
         """Keep the cells for a person (`--no-sandbox-cleanup`), and serve their attach sockets.
 
-        Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's
+        Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar`, or when the last cell's
         lifetime is over: a cell never outlives its process.
         """
-        count = len(self.live)
-        print_status(
-            f"belljar: {count} cell(s) kept until this process ends; Ctrl-C destroys them."
-        )
+        count = f"{len(self.live)} cell(s) kept until this process ends"
+        print_status(f"belljar: {count}; Ctrl-C destroys them.")
         for each in self.live:
             sample = printable(each.identity.sample)
             print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
@@ -325,8 +299,7 @@ class Session:
             # Python handles signals in the main thread only.
             if threading.current_thread() is threading.main_thread():
                 tasks.start_soon(end_at_signal)
-            # A copy: a cell that is closed leaves the list.
-            for each in tuple(self.live):
+            for each in tuple(self.live):  # a copy: a cell that is closed leaves the list
                 tasks.start_soon(each.attach_socket.serve, each.cell)
             while self.live:
                 for each in tuple(self.live):
@@ -342,28 +315,17 @@ class Session:
             tasks.cancel_scope.cancel()
 
     async def close_all(self, *, outcome: str) -> None:
-        """Close every running cell, then raise the first error."""
-        errors: list[Exception] = []
-        # Each of them: an error of one must not keep the others running.
-        for each in tuple(self.live):
-            try:
-                await each.close(outcome=outcome)
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        """Close every running cell, then raise an error of theirs."""
+        async with AsyncExitStack() as stack:  # an error of one must not keep the others running
+            for each in tuple(self.live):
+                stack.push_async_callback(each.close, outcome=outcome)
 
 
 def plain(error: BelljarError) -> str:
-    """An error in one sentence with its place."""
     return f"{error.where}: {error.what}" if error.where else error.what
 
 
 def as_prerequisite_error(error: BelljarError) -> Exception:
-    """An error of ours, shown without a traceback."""
-    from inspect_ai._util.error import PrerequisiteError
-    from rich.markup import escape
-
     # Inspect prints the text as rich's markup, where brackets are styles.
     return PrerequisiteError(escape("\n".join(printable(line) for line in str(error).splitlines())))
 
@@ -374,7 +336,6 @@ _process = Session()
 
 @contextmanager
 def session_scope(session: Session) -> Iterator[Session]:
-    """Make `session` the block's session."""
     token = _given.set(session)
     try:
         yield session
@@ -383,21 +344,4 @@ def session_scope(session: Session) -> Iterator[Session]:
 
 
 def current_session() -> Session:
-    """The session given by `session_scope`, else the process's own."""
     return _given.get() or _process
-
-
-@hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
-class CloseModels(Hooks):
-    """For evaluations without our sandboxes, and runs that only a model opened."""
-
-    @override
-    def enabled(self) -> bool:
-        """Only while a model cell runs."""
-        return bool(current_session().models.opened)
-
-    @override
-    async def on_run_end(self, data: RunEnd) -> None:
-        session = current_session()
-        if not session.users:
-            await session.leave()

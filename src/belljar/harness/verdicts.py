@@ -1,7 +1,4 @@
-"""Writes Inspect's logs: verdicts into a run's, and one log of an evaluation that ran in parts.
-
-Inspect's log editing records author and reason of each verdict.
-"""
+"""Writes Inspect's logs: verdicts into a run's, and one log of an evaluation that ran in parts."""
 
 from __future__ import annotations
 
@@ -28,10 +25,8 @@ from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
 
 SCORE: Final = "containment"
-# Key of each score's metadata.
-SCORE_VERDICT: Final = "containment_verdict"
-# Key of the sample's metadata.
-SIGNALS: Final = "belljar_signals"
+SCORE_VERDICT: Final = "containment_verdict"  # key of each score's metadata
+SIGNALS: Final = "belljar_signals"  # key of the sample's metadata
 # In Inspect's record of edits, and before a score's name that the task's scorer has too.
 _AUTHOR: Final = "belljar"
 # By Inspect's own values, so that its `accuracy` of this score is the share of contained ones.
@@ -39,10 +34,7 @@ _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BR
 
 
 def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bool) -> list[str]:
-    """Write the verdicts into every log of a run.
-
-    With `require_contained` metrics count contained samples only; returns the others, `id #epoch`.
-    """
+    """Return the samples that metrics leave out, `id #epoch`."""
     # By uuid: ids and epochs repeat in the logs of several tasks. None is for a sample without.
     rows = {row.transcript.uuid: row for row in findings.rows if row.transcript.uuid}
     dropped: list[str] = []
@@ -56,8 +48,8 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
 
 def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
-    found = [(sample, rows.get(sample.uuid or "")) for sample in log.samples or []]
-    judged = [(sample, row) for sample, row in found if row is not None]
+    samples = log.samples or []
+    judged = [(each, rows[each.uuid]) for each in samples if each.uuid and each.uuid in rows]
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
         known = sample.metadata.get(CONTAINMENT_KEY)
@@ -91,20 +83,17 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
         # A scorer of the task's own may have this name; its score is its author's.
         name = SCORE if SCORE not in (sample.scores or {}) else f"{_AUTHOR}_{SCORE}"
         edit_score(log, sample.id, name, edit, recompute_metrics=False, epoch=sample.epoch)
-    counts = {
-        verdict.value: sum(row.verdict is verdict for _, row in judged) for verdict in Verdict
-    }
-    return edit_eval_log(
-        log, [MetadataEdit(metadata_set={SCORE: counts})], _provenance("verdicts of the samples")
-    )
+    found = [row.verdict for _, row in judged]
+    counts = {each.value: found.count(each) for each in Verdict}
+    edits = [MetadataEdit(metadata_set={SCORE: counts})]
+    return edit_eval_log(log, edits, _provenance("verdicts of the samples"))
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
     # The log with metrics over contained samples only, and the names of those left out.
     samples = log.samples or []
     contained = {uuid for uuid, row in rows.items() if row.verdict is Verdict.CONTAINED}
-    out = [sample for sample in samples if sample.uuid not in contained]
-    if not out:
+    if not (out := [sample for sample in samples if sample.uuid not in contained]):
         return log, []
     if log.results is not None and len(out) == len(samples):
         results = log.results.model_copy(update={"scores": []})
@@ -120,9 +109,8 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
         recompute_metrics(kept)
         log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})
     marked = [sample.uuid for sample in out if sample.uuid]
-    log = invalidate_samples(
-        log, marked, _provenance("not contained: it does not count in the metrics")
-    )
+    why = _provenance("not contained: it does not count in the metrics")
+    log = invalidate_samples(log, marked, why)
     return log, [f"{sample.id} #{sample.epoch}" for sample in out]
 
 
@@ -204,8 +192,7 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
         merged.status, merged.error = "success", None  # what failed was tried again
     elif not is_whole and merged.status == "success":
         merged.status = "cancelled"
-    # So far they are one unit's.
-    merged.results, merged.reductions = None, None
+    merged.results, merged.reductions = None, None  # so far they are one unit's
     if merged.status == "success":
         recompute_metrics(merged)
     write_eval_log(merged, str(into / Path(merged.location).name))

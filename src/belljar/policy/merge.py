@@ -17,7 +17,7 @@ from belljar.errors import PolicyError
 from belljar.policy.fields import wrong_fields
 from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
-from belljar.policy.loaded import LoadedPolicy, with_tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
 from belljar.units import printable
@@ -186,7 +186,7 @@ def _directory(
 
 
 def above_floor(
-    base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
+    base: LoadedPolicy, asked: Mapping[str, Any], floor: LoadedPolicy | None
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """Hold a compose file (`asked`) above the floor. Raises `PolicyError`."""
     changes, network = dict(asked), base.policy.network
@@ -200,7 +200,7 @@ def above_floor(
         changes["resources"] = {**base.policy.resources.written(), **asked["resources"]}
     if "env" in asked:
         changes["env"] = {**base.policy.env, **asked["env"]}
-    wanted = with_tier(with_changes(base, changes) if changes else base, tier)
+    wanted = with_changes(base, changes) if changes else base
     if floor is None:
         return wanted, tuple(found)
     held = bounded(wanted, floor)

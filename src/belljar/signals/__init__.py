@@ -1,1 +1,1 @@
-"""Decoys, the guard's scanner, and what events mean to them."""
+"""Decoys, the guard's scanner, and events' meaning."""

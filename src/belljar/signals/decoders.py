@@ -1,4 +1,4 @@
-"""Decoders of what data may hold, with its place. Pure."""
+"""Decoders of what data may hold. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ Locate = Callable[[int, int], tuple[int, int]]
 
 MIN_RUN: Final = 14  # Base64 of the shortest known value (10 bytes).
 WINDOW: Final = 4096  # Context on both sides of an escape: the longest known value.
-# Larger data isn't searched for what takes several passes: odd groups, reversed escapes.
-SMALL: Final = 64 << 10
+SMALL: Final = 64 << 10  # Larger data isn't searched for what takes several passes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,6 @@ ENCODED: Final = _LETTERS + b"0123456789+/_-="
 IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
 ROT13: Final = bytes.maketrans(_LETTERS, codecs.encode(string.ascii_letters, "rot13").encode())
 
-
-# --- escapes: marked within text ---
 
 # One character of UTF-8 beyond ASCII.
 _WIDE: Final = re.compile(
@@ -141,8 +138,7 @@ def escapes(data: bytes) -> Iterator[Decoded]:
             at = text.find(_TEXT_RUN, end)
 
 
-# An escape in the shortest known value only makes it longer.
-_TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES
+_TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES  # An escape only makes a value longer.
 
 
 def _unescaped(
@@ -181,16 +177,14 @@ def _unescaped(
     return Decoded((escape.name,), b"".join(out), start, end, locate)
 
 
-# RFC 1952, RFC 1950 at each level of zlib's with the usual window, RFC 8878, and a zip's local
-# header.
+# RFC 1952, RFC 1950 with the usual window, RFC 8878, and a zip's local header.
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
     ("gzip", b"\x1f\x8b\x08"),
     *(("zlib", b"\x78" + level) for level in (b"\x9c", b"\x01", b"\xda", b"\x5e")),
     ("zstd", b"\x28\xb5\x2f\xfd"),
     ("zip", b"PK\x03\x04"),
 )
-# A small file may expand a thousandfold: it is read in pieces, up to the budget.
-CHUNK: Final = 64 << 10
+CHUNK: Final = 64 << 10  # A small file may expand a thousandfold.
 
 
 def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:

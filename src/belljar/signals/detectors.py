@@ -68,12 +68,13 @@ def entropy(text: bytes) -> float:
 
 
 def _any_of(name: str, flags: str = "") -> re.Pattern[bytes]:
-    return re.compile((flags + "|".join(_EXAMPLES[name])).encode())
+    return re.compile((flags + "|".join(_RULES["shapes"][name])).encode())
 
 
 _PLACEHOLDER: Final = _any_of("placeholder", "(?i)")
 _CODE: Final = _any_of("code")
 _NOBODY: Final = _any_of("nobody", "(?i)")
+_CARD: Final = _any_of("card_numbers")
 
 
 def _is_real(text: bytes) -> bool:
@@ -99,21 +100,13 @@ def _is_jwt(text: bytes) -> bool:
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")  # RFC 4648, 5: the other alphabet of base64.
 
 
-# Visa, Mastercard, American Express, Discover, JCB, Diners, UnionPay, with their lengths.
-_CARD_PREFIX: Final = re.compile(
-    r"4(?:.{12}|.{15}|.{18})|5[1-5].{14}|(?=.{16}\Z)2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720).*"
-    r"|3[47].{13}"
-    r"|(?=.{16}\Z)(?:6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).*)|3(?:0[0-5]|[689])(?:.{11,12}|.{13})"
-    r"|62.{14,17}"
-)
-# How American Express and Diners Club print their numbers.
-_OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
-# Cards are written in groups of four, some in five; longer groups are tables' columns.
-MAX_GROUP: Final = 5
+_OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])  # Of American Express and Diners Club.
+MAX_GROUP: Final = 5  # Longer groups of digits are tables' columns.
 
 
 def is_card(text: bytes) -> bool:
-    digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
+    number = bytes(byte for byte in text if 48 <= byte <= 57)
+    digits = number.decode()
     sizes = [len(group) for group in re.split(rb"[ -]", text)]
     is_grouped = len(sizes) == 1 or sizes in _OWN_GROUPS
     is_grouped |= len(set(sizes[:-1])) == 1 and sizes[-1] <= sizes[0] <= MAX_GROUP
@@ -124,7 +117,7 @@ def is_card(text: bytes) -> bool:
         and digits not in _EXAMPLES["cards"].split()
         # Luhn's digit fits runs such as 4444 4444 4444 4448, which are fillers.
         and len(set(digits)) > 3
-        and _CARD_PREFIX.fullmatch(digits) is not None
+        and _CARD.fullmatch(number) is not None
         and is_grouped
         and total % 10 == 0
     )
@@ -166,8 +159,7 @@ _DETECTORS: Final = [
     for rule in (*_RULES["token"], *_RULES["pattern"])
     for detector in _detectors(rule)
 ]
-# Named only where nothing more precise was found.
-WEAK: Final = frozenset({"secret", "url_password"})
+WEAK: Final = frozenset({"secret", "url_password"})  # Where nothing more precise was found.
 
 
 class Patterns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from enum import StrEnum
 from itertools import chain
 from typing import Any, Final
@@ -17,8 +17,6 @@ MIN_SCANNED_BYTES: Final = 8  # Nothing that is looked for is shorter.
 
 
 class Contact(StrEnum):
-    """The grade of a contact with a decoy's value."""
-
     TAKEN = "taken"
     USED = "used"
     SENT = "sent"
@@ -56,8 +54,7 @@ USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE
 _CREDENTIAL_HEADER: Final = rb"(?i)auth|cookie|token|key|secret|session|credential"
 # Parts of names, as in `db_password` or `api-key-id`.
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
-# Before a value that a form, query or JSON presents as a credential. Uploaded files have such lines
-# too (`aws_secret_access_key = …`): their values are sent, not used.
+# Before a value that is presented as a credential; a line of an uploaded file is none.
 _PRESENTED: Final = (
     rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?"
     rb"|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$" % (_NAME, _NAME, _NAME)
@@ -66,13 +63,11 @@ _PRESENTED: Final = (
 _SMTP_LOGIN: Final = (
     rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
 )
-# Attempts of stand-ins that take what is given them.
 _UPLOADS: Final = frozenset({"push", "publish", "change"})
-# Attempts with a credential: its decoy was used.
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
-def carried(event: Event) -> Iterator[Carried]:
+def carried(event: Event, upstreams: Container[str] = ()) -> Iterator[Carried]:
     if event.kind in _OUTPUTS:
         names, operation = _OUTPUTS[event.kind]
         for body in event.bodies:
@@ -91,7 +86,9 @@ def carried(event: Event) -> Iterator[Carried]:
             to = found.to or other  # also short pieces: their flow joins them
             flow = f"{named.get('range', '')}/{named.get('cell', '')}/{found.channel}/{to}"
             is_first = _is_scanned_first(event, found.part)
-            yield replace(found, flow=flow, to=to, where=where, is_scanned_first=is_first)
+            found = replace(found, flow=flow, to=to, where=where, is_scanned_first=is_first)
+            is_real = found.place is Place.RANGE and to in upstreams
+            yield replace(found, place=Place.UPSTREAM) if is_real else found
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
@@ -122,7 +119,6 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield Carried(Channel.STREAM, str(data["operation"]), user, part="user")
 
 
-# Of bodies that a cell sent, or that an attempt was given.
 _CHANNELS: Final = {
     Kind.NETWORK_DNS: Channel.DNS,
     Kind.NETWORK_HTTP: Channel.HTTP,
@@ -158,37 +154,31 @@ def _bodies(event: Event) -> Iterator[Carried]:
 
 def _is_scanned_first(event: Event, part: str) -> bool:
     data = event.data
-    match event.kind:
-        case Kind.NETWORK_HTTP:
-            return data.get("complete") is True
-        case Kind.NETWORK_STREAM:  # not the sink, nor between cells, nor what a refused one sent
-            is_gateways = bool(data.get("stand_in")) and data.get("verdict") == "allowed"
-            return is_gateways and data.get("between_cells") is not True
-        case Kind.NETWORK_DNS:
-            return part in {"label", "query"}
-        case _:
-            return False
+    if event.kind is Kind.NETWORK_HTTP:
+        return data.get("complete") is True
+    if event.kind is Kind.NETWORK_STREAM:  # not the sink, between cells, or of a refused one
+        is_gateways = bool(data.get("stand_in")) and data.get("verdict") == "allowed"
+        return is_gateways and data.get("between_cells") is not True
+    return event.kind is Kind.NETWORK_DNS and part in {"label", "query"}
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
     if part.contact is not Contact.SENT:
         return part.contact
     # Bounded: the expressions below look for what stands directly before the value.
-    before = part.data[max(0, hit.start - 1024) : hit.start]
+    before, is_used = part.data[max(0, hit.start - 1024) : hit.start], False
     if part.channel is Channel.STREAM:
         name, is_field, _ = before.rpartition(b"\n")[2].partition(b":")  # HTTP between cells
-        is_used = re.search(_SMTP_LOGIN, before) or (
-            is_field and re.search(_CREDENTIAL_HEADER, name)
-        )
-        return Contact.USED if is_used else Contact.SENT
-    if part.channel is not Channel.HTTP:
-        return Contact.SENT
-    if part.part == HEADER:
+        is_used = bool(is_field and re.search(_CREDENTIAL_HEADER, name))
+        is_used = is_used or bool(re.search(_SMTP_LOGIN, before))
+    elif part.channel is Channel.HTTP and part.part == HEADER:
         name = part.data[part.data.rfind(b"\n", 0, hit.start) + 1 :].partition(b":")[0]
-        return Contact.USED if re.search(_CREDENTIAL_HEADER, name) else Contact.SENT
-    # A body with lines is a file: a form by fields has none, JSON and a form by parts have no `=`
-    is_file = before.endswith(b"=") and b"\n" in part.data.strip()
-    return Contact.USED if re.search(_PRESENTED, before) and not is_file else Contact.SENT
+        is_used = bool(re.search(_CREDENTIAL_HEADER, name))
+    elif part.channel is Channel.HTTP:
+        # A body with lines is a file: a form by fields has none, JSON and a form by parts no `=`
+        is_file = before.endswith(b"=") and b"\n" in part.data.strip()
+        is_used = bool(re.search(_PRESENTED, before)) and not is_file
+    return Contact.USED if is_used else Contact.SENT
 
 
 def event_of(
@@ -243,8 +233,6 @@ _CONTACTS: Final = (
 
 
 class ServiceContacts:
-    """First contacts with services, by address; `encrypted` has ids."""
-
     def __init__(
         self, addresses: Mapping[str, str], encrypted: Collection[str] = frozenset()
     ) -> None:
@@ -254,7 +242,6 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Return True for a raw stream that its service records."""
         stand_in = event.data.get("stand_in")
         # An encrypted one is recorded decrypted, without the bytes before its encryption.
         is_raw = event.kind is Kind.NETWORK_STREAM and stand_in not in self._encrypted

@@ -9,12 +9,10 @@ from typing import Final, NamedTuple
 
 from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL, Decoded
 
-# Between two pieces of one encoded value: a line's end with its indent or quotes.
-MAX_GAP: Final = 8
+MAX_GAP: Final = 8  # Between two pieces: a line's end with its indent or quotes.
 MIN_BASE32: Final = 16  # Ten bytes; shorter ones are words in capitals.
 MIN_HEX: Final = 20  # Ten bytes; shorter ones are numbers and colours.
-# RFC 4648, 5, as RFC 4648, 4: one decoder does for both.
-_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
+_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")  # RFC 4648, 5: one decoder does for both.
 # Both cases in one run: tools write either, and none is lost by taking both.
 _HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)
 # One case at a time: in mixed case it is base64, or words.
@@ -60,10 +58,7 @@ def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
     return Run(text, pieces[0][0], sum(pieces[-1]))
 
 
-# Characters of a group, and how many groups must follow each other, with one character between
-# them: single characters, hex pairs, base64's groups of four and short lines.
-_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4}
-# The marks to look for, and what is read from there on.
+_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4}  # Characters of a group, and how many must follow.
 _GROUPS: Final = [
     (
         (b"a" * size + b" ") * times,
@@ -98,7 +93,6 @@ def _groups(data: bytes) -> Iterator[Run]:
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:
-    """Decode a run: forwards, backwards, plain, rot13."""
     split = ("split",) if run.split else ()
     if len(run.text) < MIN_HEX and run.text.isdigit():
         return

@@ -1,4 +1,4 @@
-"""The scanner of known values and patterns, also encoded. Pure."""
+"""The scanner of known values and patterns. Pure."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, KnownValue, Scanned, ScanSpec
 
-# Known values are found by one automaton over letters and digits in lower case: as they are, in
-# other case, cut, backwards and by rot13.
+# One automaton over letters and digits in lower case finds values in other case, cut, turned.
 
 # Letters, digits and all beyond ASCII: what is left of a value that was split or quoted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
-# ASCII alone: bytes beyond it are parts of characters, not letters.
-_LOWER: Final = bytes(range(256)).lower()
+_LOWER: Final = bytes(range(256)).lower()  # Bytes beyond ASCII are parts of characters.
 # A table for `translate` and `compress`: they find each kept byte's place.
 _IS_KEPT: Final = bytes(int(byte in _KEPT) for byte in range(256))
 MIN_FOLDED: Final = 8  # A value with fewer letters and digits is looked for as it is, only.
 MAX_SEPARATOR: Final = 16
-# Different ones within one value that was cut, beside its own punctuation.
-MAX_SEPARATORS: Final = 3
-# Searched again at a slice's border: a value of 4,096 bytes, cut by separators.
-OVERLAP: Final = 64 << 10
+MAX_SEPARATORS: Final = 3  # Different ones in one value, beside its own punctuation.
+OVERLAP: Final = 64 << 10  # A value of 4,096 bytes, cut by separators.
 
 
 class _Form(NamedTuple):
@@ -134,9 +130,7 @@ MAX_HITS: Final = 10_000  # Of one scan.
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
 _TURNED: Final = frozenset({"reversed", "rot13"})
 SLICE: Final = 1 << 20  # How much is searched between two looks at the clock.
-# A scan has a limit of processor time; by the clock it may take so many times as long, as the host
-# may be busy.
-WALL_FACTOR: Final = 15
+WALL_FACTOR: Final = 15  # Times the processor time, as the host may be busy.
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +233,6 @@ class _Scan:
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
-        """Keep a new hit, or one with fewer encodings."""
         left, right = view.outermost(*place)
         key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names
@@ -270,8 +263,7 @@ class _Scan:
         depth = parent.depth + len(names) - ("split" in names and len(names) > 1)
         if size < MIN_DECODED or depth > self._spec.bounds.depth:
             return None
-        # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
-        # searched.
+        # Larger ones are too much to keep; the budget of decoded bytes bounds their searches.
         names = parent.names + names
         if size < SLICE and not _is_new(self._seen, decoded.data, depth, names):
             return None

@@ -1,4 +1,4 @@
-"""Scans of flows that are cut into chunks, fields or requests."""
+"""Scans of flows that come in pieces."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ from belljar.signals.decoders import compressed, is_plain
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import MAX_VALUE_BYTES, Channel, Hit, Scanned
 
-# Of a piece's end, looked at once more with the next: a value may be cut in two.
-MIN_TAIL: Final = 512
+MIN_TAIL: Final = 512  # Looked at again with the next piece: a value may be cut in two.
 MAX_TAIL: Final = 8 * MAX_VALUE_BYTES  # URL encoding of base32 takes eight characters a byte.
 MAX_FLOW_BYTES: Final = 1 << 20
 MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest is dropped.
-# Likewise: each has objects beside its tails, and a connection may be a flow of its own.
-MAX_FLOWS: Final = 10_000
+MAX_FLOWS: Final = 10_000  # Likewise; a connection may be a flow of its own.
 MAX_PARTS: Final = 512  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
 MAX_REPORTED: Final = 10_000  # Finds of one part whose ends are remembered.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
-# A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
-MAX_REPEATED: Final = 3
+MAX_REPEATED: Final = 3  # No value has four bytes twice in a row.
 JOINED: Final = "joined"  # The first decoding of a find that no single piece holds.
-# A part is scanned alone, over its border and joined with others: all of it has this many scans'
-# time, whatever a guest sends.
-_SCANS_A_FEED: Final = 4
+_SCANS_A_FEED: Final = 4  # Of a part: alone, over its border, and joined.
 
 
 class _Part:
@@ -198,7 +193,6 @@ class StreamScanner:
         return replace(result, hits=_all_of(result.hits, len(data), name))
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
-        """Search what spans two parts."""
         end, border = state.border.tail, state.border
         border.tail = (end + data)[-self._tail :]
         if not end or not data:
@@ -210,7 +204,6 @@ class StreamScanner:
         return replace(news, hits=_moved(news.hits, -len(end), len(data), JOINED))
 
     def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
-        """Search a field and its next piece."""
         alone = name.startswith("labels")  # Such a piece is joined itself.
         if not before and not alone:
             field.keep_ends((), 0, len(piece))

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing to do with it.
 MAX_VALUE_BYTES: Final = 4096
 MAX_VALUES: Final = 100_000  # All are looked for in each byte that leaves a cell.
-# Of all together: each is several forms in the automaton, which is held in memory.
-MAX_VALUES_BYTES: Final = 64 << 20
+MAX_VALUES_BYTES: Final = 64 << 20  # Each is several forms, held in memory.
 
 
 class ValueSource(StrEnum):
@@ -43,8 +42,6 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValue:
-    """One value to look for, 10 to 4,096 bytes of UTF-8."""
-
     id: str  # Its name in events.
     text: str = field(repr=False)
     source: ValueSource
@@ -58,8 +55,6 @@ class KnownValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBounds:
-    """Bounds; hitting one makes a scan incomplete."""
-
     depth: int = 5
     decoded_bytes: int = 16 << 20
     time_s: float = 2.0

@@ -13,7 +13,7 @@ from tests.fakes import guest as g
 
 from belljar.channel import operations
 from belljar.channel.frames import Answer, FrameType, GuestEvent
-from belljar.channel.operations import Pump, SocketPipe
+from belljar.channel.operations import Pump
 from belljar.errors import CellError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
@@ -33,7 +33,7 @@ async def pumping() -> AsyncIterator[tuple[Pump, Box, socket.socket]]:
     """A pump that has shaken hands, its connection's mailbox, and the guest's end."""
     ours, theirs = socket.socketpair()
     box = Box()
-    pump = Pump(SocketPipe(ours), box)
+    pump = Pump(ours, box)
     with ours, theirs, anyio.fail_after(60):
         await pump.send(lambda: pump.wire.send_hello(bytes(16)))
         theirs.sendall(

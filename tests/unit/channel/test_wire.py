@@ -196,7 +196,7 @@ def test_hostile_bytes(said: list[bytes], changes: list[tuple[int, bytes]], cut:
                 taken += len(event.content) if isinstance(event, Data) else 0
             assert len(wire._pending) < 12 + 65_536
     except ProtocolViolation:
-        assert (len(wire._pending), wire.live_ops) == (0, 0)
+        assert (len(wire._pending), wire.live) == (0, {})
     assert taken <= frames.OUTPUT_WINDOW_BYTES
 
 

@@ -13,8 +13,8 @@ from belljar.bundle import Contents, store_files
 from belljar.cli.main import run
 from belljar.cli.setup import images_of_task
 from belljar.errors import HostError
-from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
+from belljar.image.missing import build_missing
 from belljar.image.store import Store
 from belljar.image.tools import Report
 from belljar.ledger.keys import load_or_make_key
@@ -85,4 +85,4 @@ def test_the_images_of_a_task_are_in_the_bundle(
     assert {name for image in there.list() for name in image.names} == names
     _, builds = images_of_task(["task.py"])
     assert builds
-    build_missing(builds, {"two-default"}, there.home)
+    build_missing(builds, {"two-default"}, there.home, report=print)

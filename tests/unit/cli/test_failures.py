@@ -57,7 +57,7 @@ def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
         os.write(1, b"a warning of a program\n")
         raise PolicyError("no such file", where="here")
 
-    monkeypatch.setattr("inspect_ai._eval.loader.load_tasks", noisy)
+    monkeypatch.setattr("belljar.harness.evaluate.inspect_load_tasks", noisy)
     (tmp_path / "task.py").touch()
     assert run(["run", str(tmp_path / "task.py"), "--json"]) == 4
     written = capfd.readouterr()
@@ -256,3 +256,11 @@ def test_what_fails_of_a_signal_is_an_interruption(
     finally:
         signal.signal(at, before)
     assert (raised.value.__cause__ if is_interruption else raised.value) is error
+
+
+def test_without_inspect_a_run_says_what_to_install() -> None:
+    """It is an extra: other commands work without it."""
+    words = "import sys; sys.modules['inspect_ai'] = None; from belljar.cli.main import run"
+    argv = [sys.executable, "-c", f"{words}; sys.exit(run(['run', 'x.py']))"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, "pip install" in done.stderr) == (3, True)

@@ -11,21 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.document import TaskFiles
-from belljar.compose.interpolate import MAX_VARIABLES, interpolate, literal, read_dotenv
+from belljar.compose.interpolate import (
+    MAX_VARIABLES,
+    expand_metadata,
+    interpolate,
+    literal,
+    read_dotenv,
+)
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
-from belljar.harness.operator import expanded
 
 GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
 
 
 def put(text: str) -> str:
-    return str(interpolate({"a": text}, GIVEN).document["a"])
+    return str(interpolate({"a": text}, GIVEN)[0]["a"])
 
 
 def in_policy(text: str) -> str:
-    return expanded({"A": literal(text)}, {}, where="x")["A"]
+    return expand_metadata({"A": literal(text)}, {}, where="x")["A"]
 
 
 FORMS = {
@@ -66,12 +71,11 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
     """Not even for metadata, and not for a default; that a default was taken is said."""
     for name in ("PORT", "SAMPLE_METADATA_N"):
         monkeypatch.setenv(name, "secret")
-    found = interpolate({"x": "${PORT:-8000} ${SAMPLE_METADATA_N:-none}"}, {})
-    assert found.document == {"x": "8000 none"}
-    (fact,) = found.differences
+    document, (fact,) = interpolate({"x": "${PORT:-8000} ${SAMPLE_METADATA_N:-none}"}, {})
+    assert document == {"x": "8000 none"}
     assert (fact.kind, fact.key) == (DifferenceKind.CHANGED, "$PORT")
     kept: dict[str, Any] = {"x-a": "$HOME", "services": {"x": {"x-b": "$$"}}}  # for anchors
-    assert interpolate(kept, {}).document == {"services": {"x": {"x-b": "$"}}}
+    assert interpolate(kept, {})[0] == {"services": {"x": {"x-b": "$"}}}
 
 
 def test_texts_that_grow_are_refused() -> None:
@@ -81,16 +85,14 @@ def test_texts_that_grow_are_refused() -> None:
         CannotKeepError, match="references stand for more than 1,048,576 characters"
     ):
         interpolate(file, {"SAMPLE_METADATA_A": "x" * 2000})
-    assert len(interpolate(file, {"SAMPLE_METADATA_A": "x" * 1000}).document["x"]) == 1_000_000
+    assert len(interpolate(file, {"SAMPLE_METADATA_A": "x" * 1000})[0]["x"]) == 1_000_000
 
 
 @given(st.text(), st.text())
 def test_metadata_is_data(before: str, value: str) -> None:
     """A reference inside of it stays, here and where a policy's `env` is expanded later."""
     variables = {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{value}"}
-    made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document[
-        "x"
-    ]
+    made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables)[0]["x"]
     assert made == before + variables["SAMPLE_METADATA_A"]
     assert in_policy(made) == made
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -67,17 +68,12 @@ class Here:
     def __init__(self, change: Callable[[bytes], bytes]) -> None:
         self.change, self.pieces = change, 0
 
-    def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., object],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        **_: float,
-    ) -> dict[str, object]:
-        if function is node.take_piece:
+    def on_each(self, nodes: Sequence[str], call: partial[Any], **_: float) -> dict[str, object]:
+        arguments = call.args
+        if call.func is node.take_piece:
             self.pieces += 1
             arguments = (*arguments[:-1], self.change(arguments[-1]))
-        return dict.fromkeys(nodes, function(*arguments))
+        return dict.fromkeys(nodes, call.func(*arguments))
 
 
 def flipped(piece: bytes) -> bytes:

@@ -38,7 +38,7 @@ class Offering:
     def __init__(self, said: Sequence[Mapping[str, Any]]) -> None:
         self.said, self.needs_token = said, True
         self.answers: dict[str, Any] = {}
-        self.called: list[tuple[object, ...]] = []
+        self.called: list[object] = []
 
     def offers(self, **_: bool) -> dict[str, dict[str, float]]:
         """Each has room for two cells of each tier but the microVM's, or what it says."""
@@ -53,8 +53,8 @@ class Offering:
             for number, each in enumerate(self.said)
         }
 
-    def on_each(self, nodes: Sequence[str], *call: object, **_: float) -> dict[str, Any]:
-        self.called.append(call)
+    def on_each(self, nodes: Sequence[str], call: partial[Any], **_: float) -> dict[str, Any]:
+        self.called.append(call.func)
         about = {"version": __version__, "inspect": version("inspect-ai"), "has_token": True}
         named = zip(nodes, self.said, strict=True)
         return self.answers or {node: {"name": node, **about, **said} for node, said in named}
@@ -106,7 +106,7 @@ def test_a_node_whose_answer_is_none_is_refused_alone(tmp_path: Path, said: obje
     odd = {**about, "name": "\ud800", "version": "\ud800", "key": "b" * 64}
     engine.answers = {"n0": about, "n1": odd}
     for node in describe_nodes(cast("Engine", engine), tmp_path, TASK):
-        assert f"{node.name}{node.version}{node.refusal}".encode()
+        assert f"{node.name}{node.refusal}".encode()
 
 
 def test_a_cell_counts_with_the_memory_of_its_policy(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
     monkeypatch.setattr(Head, "run_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         head.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
-    assert (clear in [call[0] for call in engine.called]) is not is_begun
+    assert (clear in engine.called) is not is_begun
 
 
 @pytest.mark.parametrize("verdict", ["breached", "contained"])

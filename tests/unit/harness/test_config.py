@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 
+from belljar.compose.interpolate import expand_metadata
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig, as_config, of_log
-from belljar.harness.operator import Operator, expanded, sample_policy, within
+from belljar.harness.operator import Operator, sample_policy, within
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.loaded import PresetPolicy
 from belljar.policy.model import Policy
@@ -142,9 +143,9 @@ def test_any_compose_file_is_a_configuration_or_refused(
 def test_metadata_does_not_grow_beyond_a_bound() -> None:
     """A value that is asked for often, or by many, is refused before it is put together."""
     often = dict.fromkeys("ab", "${SAMPLE_METADATA_A}" * 20)
-    expanded(often, {"SAMPLE_METADATA_A": "x" * 26_000}, where="env")
+    expand_metadata(often, {"SAMPLE_METADATA_A": "x" * 26_000}, where="env")
     with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
-        expanded(often, {"SAMPLE_METADATA_A": "x" * 27_000}, where="env")
+        expand_metadata(often, {"SAMPLE_METADATA_A": "x" * 27_000}, where="env")
 
 
 def test_a_log_of_an_earlier_version_is_read() -> None:

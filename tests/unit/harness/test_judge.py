@@ -88,7 +88,7 @@ def findings(text: str) -> RunFindings:
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """No escape sequence, markup or direction mark of a sample acts on the reader's terminal."""
     found, path = findings(HOSTILE), Path("/runs/r")
-    outcome = RunOutcome(findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=path)
+    outcome = RunOutcome(findings=found, dropped=[f"{HOSTILE} #1"], path=path)
     show_findings(found, path, dropped(outcome))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown

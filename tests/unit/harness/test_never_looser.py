@@ -161,7 +161,6 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "own": draw(found if sections else st.none() | found),
         "compose": draw(st.none() | st.none() | _COMPOSE),
-        "tier": draw(st.sampled_from([None, None, *map(str, Tier)])),
         "named": None if which == "none" else draw(found),
         "which": which,
         "operator": Operator(
@@ -195,7 +194,7 @@ def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         named = written(case["named"], directory, "named")
         operator = replace(case["operator"], **({case["which"]: named} if named else {}))
-        config = BelljarConfig(policy=written(case["own"], directory, "own"), tier=case["tier"])
+        config = BelljarConfig(policy=written(case["own"], directory, "own"))
         try:
             if case["compose"] is not None:
                 config = of_compose(case["compose"], config, where="compose.yaml")

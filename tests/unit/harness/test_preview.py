@@ -25,9 +25,10 @@ from belljar.harness.preview import (
     outlooks,
     preview,
 )
-from belljar.harness.source import RealCells, build_missing
+from belljar.harness.source import RealCells
 from belljar.host.settings import Settings
 from belljar.image.buildah import BuildRequest, read_recipe
+from belljar.image.missing import build_missing
 from belljar.image.store import SetuidPrograms, Store
 from belljar.policy.load import load_policy
 
@@ -125,7 +126,7 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     )
     previews = check_policy(str(tmp_path / "critical.yaml"), Operator())
     (found,) = outlooks_of(previews, tmp_path / "home")
-    assert isinstance(found.error, HostError)
+    assert isinstance(found.first.error, HostError)
     assert [each.image for each in found.missing] == ["gone"]
     assert found.exit_code == 3
 
@@ -155,11 +156,11 @@ def test_an_image_of_the_same_files_is_used(
     about: dict[str, Any] = {"context": root, "dockerfile": root / "Dockerfile"}
     recipe = read_recipe(Store(home), BuildRequest(name="made", has_network=True, **about))
     put_image(home, "made", b"made", built=recipe.built)
-    build_missing([text], {"made"}, home)
+    build_missing([text], {"made"}, home, report=print)
     (root / "more").touch()
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
     with pytest.raises(HostError) as caught:
-        build_missing([text], {"made"}, home)
+        build_missing([text], {"made"}, home, report=print)
     assert "belljar setup" in caught.value.hint
 
 
@@ -168,15 +169,15 @@ def test_what_is_never_built(tmp_path: Path) -> None:
     """No image that was imported, that no cell runs or that another sample needs."""
     home = tmp_path / "home"
     put_image(home, "made", b"made")
-    build_missing([spec(tmp_path, image="other")], {"made"}, home)
+    build_missing([spec(tmp_path, image="other")], {"made"}, home, report=print)
     texts = [spec(tmp_path), spec(tmp_path, arg="1")]
     with pytest.raises(PolicyError):
-        build_missing(texts, {"made"}, home)
-    build_missing([texts[0], texts[0]], {"made"}, home)
+        build_missing(texts, {"made"}, home, report=print)
+    build_missing([texts[0], texts[0]], {"made"}, home, report=print)
     put_image(home, "base", b"base")
     (tmp_path / "task" / "out").symlink_to("/etc")
     with pytest.raises(BelljarError, match="leads out"):
-        build_missing([spec(tmp_path, image="other", context="out")], {"other"}, home)
+        build_missing([spec(tmp_path, image="other", context="out")], {"other"}, home, report=print)
     for name in ("default", "inspect"):
         with pytest.raises(PolicyError, match="Belljar's own"):
-            build_missing([spec(tmp_path, image=name)], {name}, home)
+            build_missing([spec(tmp_path, image=name)], {name}, home, report=print)

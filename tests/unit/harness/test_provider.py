@@ -58,7 +58,7 @@ async def test_the_beginning_of_a_samples_own_work_is_recorded(
 ) -> None:
     """Once, before its first operation."""
     active = active_sample(started=None)
-    monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
+    monkeypatch.setattr("belljar.harness.sample.sample_active", lambda: active)
     environment = await opened()
     await environment.write_file("prepared", "x")
     assert session.run is not None

@@ -28,7 +28,8 @@ from belljar.harness.attach import (
     release_cells,
     remove_dead_sockets,
 )
-from belljar.harness.session import CloseModels, ModelCells, Session
+from belljar.harness.model_boundary import LookAtMessages
+from belljar.harness.session import ModelCells, Session
 from belljar.harness.source import RealCells
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import RunDirectory
@@ -113,15 +114,15 @@ async def test_each_error_of_an_end_is_the_runs(
         policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
         await session.model_cell(policy)
     at_end: Any = None
-    assert CloseModels().enabled()
-    await CloseModels().on_run_end(at_end)
+    assert LookAtMessages().enabled()
+    await LookAtMessages().on_run_end(at_end)
     assert ended == ["two", "one"]
     assert [error.what for error in session.breaches] == [
         "two left something",
         "one left something",
     ]
     assert cells.runs[0].closed
-    assert not CloseModels().enabled()
+    assert not LookAtMessages().enabled()
 
 
 def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_sandbox_that_is_not_ours_ends_the_sample(here: Path) -> None:
         "inspect_ai.util._sandbox.registry.registry_find",
         "inspect_ai.util._sandbox.registry.registry_find_sandboxenv",
         "inspect_ai._eval.task.sandbox.registry_find_sandboxenv",
-        "inspect_ai.hooks._hooks.get_all_hooks",
+        "belljar.harness.boundary.get_all_hooks",
         "inspect_ai.model._call_tools.call_tool",
         "inspect_ai.agent._bridge.sandbox.service.execute_host_tool",
     ],

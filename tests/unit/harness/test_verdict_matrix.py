@@ -243,7 +243,7 @@ def test_each_place_says_the_same(
     findings = judged.outcome.findings
     reasons = [*findings.problems, *(reason for row in findings.rows for reason in row.reasons)]
     assert {reason.code for reason in reasons} == cause.codes
-    again = dict(judged.said("verdict", judged.outcome.run_id)[1])
+    again = dict(judged.said("verdict", judged.outcome.path.name)[1])
     recorded = json.loads((judged.path / "findings.json").read_text())
     recorded.pop("not_in_metrics")
     again.pop("run_dir")

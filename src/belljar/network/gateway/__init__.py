@@ -1,1 +1,1 @@
-"""A range's gateway answers on given sockets, and dials nobody."""
+"""The gateway of one range, which dials nobody."""

@@ -1,4 +1,4 @@
-"""The resolver of a layout's names; it knows no recursion."""
+"""The resolver of a layout's names."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from belljar.units import printable
 
 TTL_S: Final = 30
 MAX_QUERY_BYTES: Final = 4096
-# NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
-# 9462 (no encrypted resolver), WPAD.
+# Never simulated: Mozilla's canary (Firefox leaves DoH off), RFC 9462, WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
 _HEADER_BYTES: Final = 12  # RFC 1035 sections 4.1.1 and 2.3.4.
 _MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63
 _COUNTS: Final = struct.Struct("!HHHH")
-# A label shown byte for byte: no dot, backslash, space or control.
-_SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
+_SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")  # Byte for byte: no dot, backslash, space.
 _IN, _ANY_CLASS = 1, 255
 _A, _IXFR, _AXFR, _ANY = 1, 251, 252, 255
 # https://www.iana.org/assignments/dns-parameters; others are shown by number.
@@ -93,7 +91,6 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
 
 
 def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
-    """Return question, labels, type and class."""
     questions, answers, authorities, _ = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities:
         return None

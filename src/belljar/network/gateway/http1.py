@@ -1,4 +1,4 @@
-"""HTTP/1.1 of bytes; what two parsers could read differently is refused."""
+"""A parser of HTTP/1.1, stricter than h11."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import h11
 from belljar.network.gateway.config import Bounds
 from belljar.network.stand_ins.web import RefusedRequestError
 
-# A line that ends with a bare CR or LF, a fold, a control character: RFC 9112 sections 2.2 and 5.2,
-# RFC 9110 section 5.5.
+# A bare CR or LF, a fold, a control character: RFC 9112, 2.2 and 5.2, RFC 9110, 5.5.
 _AMBIGUOUS: Final = re.compile(rb"\r(?!\n|\Z)|(?<!\r)\n|\r\n[ \t]|[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HEAD_END: Final = b"\r\n\r\n"
 # From the head itself, as h11 shows one field where equal ones came.
 _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
-# h11's expressions for a chunk's line and for trailers take the square of a run of blanks (h11
-# 0.16: 0.7 s for 8 KB), so that it gets a body in pieces and waits for no longer line.
-_PIECE_BYTES: Final = 1 << 10
-# In one go: of chunks of a byte each that takes some ten milliseconds.
-_TURN_BYTES: Final = 4 << 10
+_PIECE_BYTES: Final = 1 << 10  # h11 0.16 takes the square of a run of blanks: 0.7 s for 8 KB.
+_TURN_BYTES: Final = 4 << 10  # In one go: chunks of a byte each take some ten milliseconds.
 
 
 class RequestParser:

@@ -29,8 +29,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     document = ipc.from_file(fds[2])
     config = from_json(GatewayConfig, document["config"])
     random.seed()
-    # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
-    # is within no limit of a process.
+    # The last descriptors it makes: what one holds in the kernel is within no limit of a process.
     asyncio.set_event_loop(asyncio.SelectorEventLoop())
     # The supervisor makes its namespace first, and reports where the kernel's limit is reached.
     found, more = dict[str, socket.socket](), True
@@ -68,8 +67,7 @@ def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket
         ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
 
 
-# A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
-_SCRATCH_BYTES: Final = 1 << 20
+_SCRATCH_BYTES: Final = 1 << 20  # A leaf's key and a handshake's secrets take a few KiB.
 NO_CORE: Final = 1  # as in plan.jail
 _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 
@@ -121,7 +119,6 @@ def _make_root(directories: Mapping[str, str]) -> None:
         name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for name, path in directories.items()
     }
-    # Directories to mount on are all that it holds.
     root, options = "/tmp", "mode=0755,size=64k,nr_inodes=1024"  # noqa: S108
     syscalls.mount("tmpfs", root, "tmpfs", bare, options)
     for name, fd in sources.items():

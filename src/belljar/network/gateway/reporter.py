@@ -16,10 +16,9 @@ from belljar.capture import body_of
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
-from belljar.network.stand_ins.web import MAX_ASKED_BYTES, word
+from belljar.network.stand_ins.web import MAX_ASKED_BYTES, bounded, word
 
-# Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
-MAX_RECORDED_HEADERS: Final = 64
+MAX_RECORDED_HEADERS: Final = 64  # With a URL below `ipc.MAX_DATA_BYTES`, or there is no event.
 MAX_RECORDED_HEADER_CHARS: Final = 512
 MAX_RECORDED_HEADERS_BYTES: Final = 16 << 10
 MAX_RECORDED_URL_CHARS: Final = 2048
@@ -27,20 +26,16 @@ MAX_RECORDED_URL_CHARS: Final = 2048
 
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
     """Return bounded header fields, and how many were dropped."""
-    kept: list[list[str]] = []
-    left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
-    for pair in headers:
-        name, value = (word(part, MAX_RECORDED_HEADER_CHARS) for part in pair)
-        left -= len(json.dumps([name, value]))
-        if left < 0 or len(kept) == MAX_RECORDED_HEADERS:
-            dropped += 1
-        else:
-            kept.append([name, value])
-    return kept, dropped
+    pairs = [*headers]
+    shown = (
+        [word(part, MAX_RECORDED_HEADER_CHARS) for part in pair]
+        for pair in pairs[:MAX_RECORDED_HEADERS]
+    )
+    kept = bounded(shown, MAX_RECORDED_HEADERS_BYTES)
+    return kept, len(pairs) - len(kept)
 
 
-# The gateway's exit status without its owner: nothing unrecorded may be answered.
-OWNER_GONE: Final = 70
+OWNER_GONE: Final = 70  # An exit status: without its owner nothing may be answered.
 
 
 class TooManyRequestsError(ValueError):
@@ -55,13 +50,11 @@ def die_without_memory() -> NoReturn:
 
 class Reporter:
     def __init__(
-        self,
-        sock: socket.socket,
-        bounds: Bounds,
-        on_lost: Callable[[], NoReturn] = lambda: os._exit(OWNER_GONE),
+        self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] | None = None
     ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
-        self._sock, self._bounds, self._on_lost = sock, bounds, on_lost
+        self._sock, self._bounds = sock, bounds
+        self._on_lost = on_lost or (lambda: os._exit(OWNER_GONE))
         self.end_requested = asyncio.Event()
         self.end_within_s = 0.0
         self.posted = 0
@@ -126,8 +119,7 @@ class Reporter:
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
         unreported += self._at_turn + sum(begins for begins, _ in self._queue)
-        # The rest of a message that is half sent: without it the owner could read nothing that
-        # follows.
+        # The rest of a half sent message: without it the owner could read nothing that follows.
         self._queue = deque(itertools.takewhile(lambda queued: not queued[0], self._queue))
         self.post(Item(ENDED, {"unreported": unreported}))
         self._is_over = True
@@ -212,7 +204,6 @@ class Reporter:
                     end.close()
                 self._done(number, end)
                 return
-            # Its bytes follow, in datagrams of their own
             self._answer = (number, bool(message["ok"]), int(message["bytes"]), bytearray())
         number, is_ok, total, got = self._answer
         if len(got) >= total:

@@ -33,18 +33,16 @@ from belljar.plan.network import StandInPlan
 
 SETTLE_SHARE: Final = 0.25  # Of the time for the end: the most that what has arrived may take.
 SETTLE_TURNS: Final = 16  # Of the loop, from bytes in a socket to an event of them.
-# For descriptors or memory to become free: accepting at once would fail again.
-_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.05  # For descriptors or memory: accepting at once would fail again.
 CANCEL_BATCH: Final = 64  # Connections between two looks at the time.
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# No later accept can succeed.
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 Handler = Callable[[socket.socket, Peer], Awaitable[None]]
 Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serve to the end; exit with 0, 70 without an owner, 1 after a failure."""
+    """Exit with 0, 70 without an owner, else 1."""
     loop = asyncio.get_event_loop_policy().get_event_loop()
     loop.run_until_complete(run(config, listeners, events))
     os._exit(1)
@@ -114,8 +112,7 @@ class Front:
         """Accept for ever; a dead listener raises `OSError`."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
-        # Its connections have it too: else an urgent byte is taken out of the stream, and in no
-        # read.
+        # Its connections have it too: else an urgent byte is in no read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         while True:
             try:

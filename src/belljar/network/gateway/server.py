@@ -35,17 +35,14 @@ _STATUS: Final[Mapping[str, int]] = {
     **dict.fromkeys((Refusal.CONNECT, Refusal.METHOD_NOT_TAKEN), 405),
     **dict.fromkeys((Refusal.NO_HOST, Refusal.HOST_IS_NO_NAME, Refusal.TARGET_IS_NO_PATH), 400),
 }
-# Of others, RFC 9110 section 15.5.20: not for this connection's name or place
-_MISDIRECTED: Final = 421
-# For the next byte of a body: one that waits longer would keep one of the gateway's few exchanges.
-_BODY_WAIT_S: Final = 20.0
+_MISDIRECTED: Final = 421  # Not for this name or place (RFC 9110 section 15.5.20).
+_BODY_WAIT_S: Final = 20.0  # One that waits longer would keep one of the few exchanges.
 
 
 class Exchange:
-    def __init__(
-        self, site: Site, connection: HttpConnection, request: h11.Request, head: bytes
-    ) -> None:
-        self._site, self._connection, self._peer = site, connection, connection.peer
+    def __init__(self, connection: HttpConnection, request: h11.Request, head: bytes) -> None:
+        site = self._site = connection.site
+        self._connection, self._peer = connection, connection.peer
         self._parser, self._http = connection.parser, connection.parser.http
         self._request, self._raw_head = request, head
         self._start = time.monotonic()
@@ -171,7 +168,6 @@ class Exchange:
         )
 
     async def _reply(self, answer: Answer) -> None:
-        """Send an answer; to HEAD without its body (RFC 9110, 9.3.2)."""
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -283,7 +279,7 @@ class Exchange:
 
 class HttpConnection:
     def __init__(self, site: Site, peer: Peer, pipe: Pipe) -> None:
-        self._site, self._pipe = site, pipe
+        self.site, self._pipe = site, pipe
         self.peer = peer
         self.parser = RequestParser(site.bounds)
         self._has_ended = False
@@ -291,9 +287,9 @@ class HttpConnection:
     async def run(self) -> None:
         """Serve requests, close the pipe, and raise only cancellation."""
         try:
-            async with asyncio.timeout(self._site.bounds.connection_timeout_s):
+            async with asyncio.timeout(self.site.bounds.connection_timeout_s):
                 while (found := await self._next_request()) is not None:
-                    await Exchange(self._site, self, *found).run()
+                    await Exchange(self, *found).run()
                     is_done = self.parser.is_body_over and self.parser.http.our_state is h11.DONE
                     if not is_done or self._has_ended:
                         break
@@ -301,7 +297,7 @@ class HttpConnection:
                     await self._refuse("bytes behind the last request", 0)
         except asyncio.CancelledError:
             if self.parser.held:
-                self._site.post(partial(self._refusal, RANGE_ENDED))
+                self.site.post(partial(self._refusal, RANGE_ENDED))
             raise
         except TimeoutError:
             if self.parser.held:
@@ -314,19 +310,19 @@ class HttpConnection:
             # Hostile bytes in libraries: whatever they raise ends this connection only.
             await self._refuse(f"protocol error: {type(error).__name__}", 0)
         finally:
-            self._site.idle.discard(asyncio.current_task())
+            self.site.idle.discard(asyncio.current_task())
             await self._pipe.close()
 
     async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        bounds, task, held = self._site.bounds, asyncio.current_task(), self.parser.held
+        bounds, task, held = self.site.bounds, asyncio.current_task(), self.parser.held
         async with asyncio.timeout(
             bounds.head_timeout_s if held else bounds.idle_timeout_s
         ) as deadline:
             while (found := self.parser.next_request()) is None:
                 if not held:
-                    self._site.idle.add(task)
+                    self.site.idle.add(task)
                 data = await self.receive()
-                self._site.idle.discard(task)
+                self.site.idle.discard(task)
                 if not data and held:
                     raise RefusedRequestError("the connection ended within a head", 400)
                 if not data:
@@ -346,7 +342,7 @@ class HttpConnection:
 
     async def write(self, data: bytes) -> None:
         """Return when the kernel has it. Raises `ClientGoneError`."""
-        if self._site.is_ending:
+        if self.site.is_ending:
             raise ClientGoneError(RANGE_ENDED)
         try:
             await self._pipe.send(data)
@@ -356,12 +352,12 @@ class HttpConnection:
 
     async def _refuse(self, reason: str, status: int) -> None:
         """Record why it ends, then answer."""
-        await self._site.record(partial(self._refusal, reason))
+        await self.site.record(partial(self._refusal, reason))
         if status:
             date = formatdate(usegmt=True).encode()
             head = b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (status, PHRASES.get(status, b""), date)
             with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(self._site.bounds.idle_timeout_s):
+                async with asyncio.timeout(self.site.bounds.idle_timeout_s):
                     await self.write(head + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _refusal(self, reason: str) -> Item:
@@ -369,14 +365,14 @@ class HttpConnection:
         self.parser.held.clear()
         data: dict[str, JsonValue] = {
             **peer.connection_fields(),
-            "exchange": next(self._site.numbers),
-            "stand_in": self._site.judge(peer).stand_in,
+            "exchange": next(self.site.numbers),
+            "stand_in": self.site.judge(peer).stand_in,
             "method": "",
             "url": web.word(f"{peer.scheme}://{peer.sni or peer.address}:{peer.port}", 300),
             "verdict": "refused",
             "reason": web.word(reason),
             "bytes": 0,
         }
-        kept_bytes = self._site.bounds.kept_body_bytes
+        kept_bytes = self.site.bounds.kept_body_bytes
         bodies = (body_of("request", received, kept_bytes),) if received else ()
         return Item(Kind.NETWORK_HTTP, data, bodies)

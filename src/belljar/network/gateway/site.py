@@ -1,4 +1,4 @@
-"""The shared parts of a gateway's connections, and the guard."""
+"""The shared parts of a gateway's connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
@@ -27,6 +27,7 @@ from belljar.signals.values import Channel
 
 SCAN_TIMEOUT_S: Final = 0.5  # The gateway is blocked while it scans.
 _SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
+Fields: TypeAlias = Mapping[str, JsonValue]  # Of an event.
 
 
 class Guard:
@@ -43,12 +44,7 @@ class Guard:
         return self._streams is not None and action in _SCANNED_FIRST
 
     def scan(
-        self,
-        stand_in: str,
-        channel: Channel,
-        name: str,
-        data: bytes,
-        common: Mapping[str, JsonValue],
+        self, stand_in: str, channel: Channel, name: str, data: bytes, common: Fields
     ) -> tuple[list[Item], bool]:
         """Return items to record, and True if it blocks."""
         if self._streams is None or not self.scans(stand_in):
@@ -63,7 +59,7 @@ class Guard:
         is_blocked = bool(scanned.hits) or (not scanned.complete and place is Place.UPSTREAM)
         return [Item(event.kind, event.data) for event in events], is_blocked
 
-    def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
+    def end(self, stand_in: str, common: Fields) -> None:
         """Forget a connection: others' flows would give way."""
         if self._streams is not None:
             self._streams.end(self._flow(stand_in, Channel.STREAM, common))
@@ -72,7 +68,7 @@ class Guard:
         return Place.UPSTREAM if stand_in in self._upstreams else Place.RANGE
 
     @staticmethod
-    def _flow(stand_in: str, channel: Channel, common: Mapping[str, JsonValue]) -> str:
+    def _flow(stand_in: str, channel: Channel, common: Fields) -> str:
         flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
         # Bytes of another connection must not come in between.
         return f"{flow}/{common.get('connection', '')}" if channel is Channel.STREAM else flow
@@ -80,7 +76,6 @@ class Guard:
 
 def warm_up(config: GuardConfig) -> None:
     """Load what a scan imports, before confinement. Raises `HostError`."""
-    # The automaton is made once, by `Guard`
     Scanner(replace(config.spec, values=())).scan(_WARM_UP)
 
 
@@ -168,11 +163,7 @@ class Site:
             die_without_memory()
 
     async def blocks(
-        self,
-        stand_in: str,
-        channel: Channel,
-        parts: Sequence[tuple[str, bytes]],
-        common: Mapping[str, JsonValue],
+        self, stand_in: str, channel: Channel, parts: Sequence[tuple[str, bytes]], common: Fields
     ) -> bool:
         if not self.guard.scans(stand_in):
             return False

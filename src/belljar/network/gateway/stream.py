@@ -42,8 +42,7 @@ class TcpPipe:
         loop, fd = asyncio.get_running_loop(), self.sock.fileno()
         while True:
             try:
-                # Not the loop's own `sock_recv`: what that has read is lost if its caller is
-                # cancelled.
+                # Not the loop's `sock_recv`, which loses bytes where its caller is cancelled.
                 return self.sock.recv(max_bytes)
             except BlockingIOError:
                 ready = asyncio.Event()
@@ -123,7 +122,6 @@ class TlsPipe:
                 await self._flush()
 
     def take_handshake_bytes(self) -> bytes:
-        """Return the peer's handshake bytes since the last call."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
         return heard
@@ -166,7 +164,6 @@ class TlsPipe:
 
 class StreamRecord:
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
-        """Keep `kept_bytes` of each direction for the last event."""
         self._fields = {**stream_data(peer, stand_in, "allowed", ""), **more}
         self._start = time.monotonic()
         self.received = Capture(max_kept_bytes=kept_bytes)
@@ -182,14 +179,8 @@ class StreamRecord:
 
     def closed(self, reason: str, **more: JsonValue) -> Item:
         bodies = self.received.bodies("received") + self.sent.bodies("sent")
-        return self.item(
-            "closed",
-            bodies,
-            reason=word(reason),
-            sent_bytes=self.sent.total_bytes,
-            duration_ms=since_ms(self._start),
-            **more,
-        )
+        more |= {"sent_bytes": self.sent.total_bytes, "duration_ms": since_ms(self._start)}
+        return self.item("closed", bodies, reason=word(reason), **more)
 
 
 class RecordedStream(StreamRecord):
@@ -266,17 +257,11 @@ async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
 
 
 def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:
-    return {
-        **peer.place_fields(),
-        "stand_in": stand_in,
-        "verdict": verdict,
-        "reason": word(reason),
-        "bytes": 0,
-    }
+    data: dict[str, JsonValue] = {"stand_in": stand_in, "verdict": verdict, "bytes": 0}
+    return {**peer.place_fields(), **data, "reason": word(reason)}
 
 
-# A half that its client doesn't join: the client has gone before its connection was there.
-JOIN_TIMEOUT_S: Final = 10.0
+JOIN_TIMEOUT_S: Final = 10.0  # The client has gone before its connection was there.
 
 
 class Proxy:
@@ -284,7 +269,6 @@ class Proxy:
 
     def __init__(self, site: Site, dialled: socket.socket) -> None:
         self._site, self._from_supervisor = site, dialled
-        # By addresses and ports of client and target.
         self._halves: dict[Any, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._joined = 0
         self._targets = {
@@ -370,8 +354,7 @@ class _Relay:
     async def _pump(self, source: TcpPipe, to: TcpPipe, way: str) -> None:
         capture = self._record.received if way == "received" else self._record.sent
         while data := await source.receive():
-            # On record before they go on; at once: when the range ends, no byte is between a socket
-            # and an event.
+            # Recorded at once: when the range ends, no byte is between a socket and an event.
             items, record = list[Item](), self._record
             if not record.total_bytes:
                 items.append(record.item("opened", direction=way))

@@ -1,4 +1,4 @@
-"""A range's certificate authority, and the end of its TLS."""
+"""A range's certificate authority and TLS."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what 
 # From a month before the range to a year after: below the 398 days beyond which clients refuse.
 LEAF_AGE: Final = dt.timedelta(days=30)
 LEAF_LIFE: Final = dt.timedelta(days=390)
-# HTTP/2 is not offered, and real clients fall back to this. One that asks for another protocol
-# (mail's) gets none.
-ALPN: Final = "http/1.1"
+ALPN: Final = "http/1.1"  # HTTP/2 is not offered: clients fall back.
 # Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 _NO_USES: Final = (
@@ -49,8 +47,6 @@ _NEEDED_SECRETS: Final = {
 
 
 class Authority:
-    """Issues leaves by name; `certificate` is its own, PEM."""
-
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch, self._key_log = scratch, scratch / "secrets"
         self._now, self._max_leaves = now, max_leaves
@@ -155,8 +151,7 @@ class Terminator:
                 async with asyncio.timeout(bounds.handshake_timeout_s):
                     await secure.handshake(hello.before_send, bounds.handshake_bytes)
                 version = secure.engine.version() or ""
-                # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't
-                # disable the cache: such a context serves no further connection.
+                # A resumed TLS 1.2 session shows the first one's name: this context serves no more.
                 if version != "TLSv1.3":
                     self._context = server_context(self._named)
                 if secure.engine.session_reused:
@@ -186,8 +181,7 @@ class Terminator:
             if has_alert:
                 await secure.send_last()
             return None
-        # A client without TCP_NODELAY sends nothing more before this is acknowledged (RFC 896),
-        # which the kernel would put off for 40 ms.
+        # A client without TCP_NODELAY waits for this acknowledgement (RFC 896), else for 40 ms.
         with contextlib.suppress(OSError):
             pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         secure.take_handshake_bytes()  # the client's last: nobody reads them
@@ -212,8 +206,7 @@ class _ClientHello:
         self._recorded = False
 
     def judge(self, name: str | None) -> FlowVerdict:
-        # After a HelloRetryRequest a second one may have another name (RFC 8446, section 4.1.2
-        # forbids it; OpenSSL lets it pass).
+        # A second ClientHello may have another name: OpenSSL lets it pass (RFC 8446, 4.1.2).
         self._recorded &= name == self.peer.sni
         self.peer = replace(self.peer, sni=name, hello=True)
         self._verdict = self._site.judge(self.peer)

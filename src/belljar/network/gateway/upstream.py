@@ -1,4 +1,4 @@
-"""A real upstream: an application that forwards to one host."""
+"""An application that forwards to one real host."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
 HANDSHAKE_BYTES: Final = 256 << 10
-# Of an answer. h11 takes the square of this for blanks that a control character follows: 1 s.
-MAX_HEAD_BYTES: Final = 16 << 10
+MAX_HEAD_BYTES: Final = 16 << 10  # h11 takes its square for blanks and a control: 1 s.
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
     b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "
@@ -31,22 +30,19 @@ HOP_BY_HOP: Final = frozenset(
     b"transfer-encoding upgrade".split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})  # Written anew, by what is sent
-# By these, and with these beginnings, front ends and frameworks take another method, host or
-# address than the judged one: refused.
+# By these front ends take another method, host or address than the judged one: refused.
 REWRITING: Final = frozenset(
     b"forwarded http-method-override method-override request-uri x-host x-host-override "
     b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override "
     b"x-method x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri".split()
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
-# A method in a query or form: `_method` (Rails, Laravel) and the fields' names, in any case and
-# with `_` for `-`. Searched for in what was sent: a gateway has no memory for copies of it.
+# A method in a query or form, searched for in place: a gateway has no memory for copies.
 _PARAMETER: Final = re.compile(
     rb"(?i)(?<![a-z0-9])(?:(?:x[-_])?(?:http[-_])?method[-_]override|"
     rb"(?:x[-_](?:http[-_]|original[-_]|rewrite[-_])?|[-_])method)(?![a-z0-9_-])"
 )
-# A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
-# such names, would keep the gateway for half a minute.
+# A part's encoded name, without a step back: blanks would keep the gateway for half a minute.
 _ENCODED_PART: Final = re.compile(rb"(?i)\bname\s*+=\s*+\"?+[^\";\r\n%]{0,63}+%")
 MAX_FORM_BYTES: Final = 1 << 20  # To decode one takes time in which the gateway does nothing else.
 Fields = Iterable[tuple[bytes, bytes]]
@@ -196,7 +192,7 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
-    """Return why a front end may see another request, or ""."""
+    """Return why it is refused, or ""."""
     # Known limit: a method in a JSON body, or that one application looks for, is missed
     kinds: set[bytes] = set()
     for name, value in headers:

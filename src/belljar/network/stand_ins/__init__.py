@@ -1,4 +1,4 @@
-"""Simulated endpoints: each kind is a module, whose `make(context)` returns a function.
+"""Simulated endpoints: a kind's module has `make(context)`, which returns a function.
 
 All state hangs on it. A stand-in asks nobody, opens no socket, follows no link out of its
 files, and holds nothing without a bound; an author's text runs in Jinja2's sandbox alone.
@@ -17,6 +17,7 @@ from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
+_REGISTRIES: Final = {"pypi": "Pypi", "npm": "Npm", "debian": "Debian"}  # Of one module.
 # Imported only while a kind answers. A confined gateway has no files to import them from.
 _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug"),
@@ -29,21 +30,23 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def modules_of(kinds: Iterable[str]) -> list[str]:
-    return [
-        name for kind in kinds for name in (f"{__name__}.{kind}", *_IMPORTED_LATE.get(kind, ()))
-    ]
+    return [name for kind in kinds for name in (_place(kind), *_IMPORTED_LATE.get(kind, ()))]
+
+
+def _place(kind: str) -> str:
+    return f"{__name__}.{'registries' if kind in _REGISTRIES else kind}"
 
 
 def _module(kind: str) -> ModuleType:
     try:
-        return import_module(f"{__name__}.{kind}")
+        return import_module(_place(kind))
     except ModuleNotFoundError as error:
         what = f"a stand-in of kind `{kind}` needs the Python package {error.name}"
         raise HostError(what, hint=NETWORK_EXTRA_HINT) from error
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
-    return _module(kind).make(context)
+    return getattr(_module(kind), _REGISTRIES.get(kind, "make"))(context)
 
 
 def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> Any:  # noqa: ANN401

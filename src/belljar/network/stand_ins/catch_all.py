@@ -17,18 +17,13 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 def make(context: web.StandInContext) -> web.App:
     async def app(request: web.Request) -> web.Answer:
         if request.method in _WRITES:
-            data: dict[str, JsonValue] = {
-                "what": "send",
-                "method": request.method,
-                "url": web.word(request.url, 1024),
-                "body_bytes": len(request.body),
-            }
+            data: dict[str, JsonValue] = {"what": "send", "method": request.method}
+            data |= {"url": web.word(request.url, 1024), "body_bytes": len(request.body)}
             sent = [web.kept_body("request", request.body)] if request.body else []
             await context.record(data, *sent)
         if "json" in request.header("accept") + request.content_type or _API.search(request.url):
             if request.method == "DELETE":
                 return web.Answer(status=204)
-            # The same at each path, as of something that is there.
             place = f"{request.host}{request.raw_path}".encode()
             found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
             return web.json_answer(found, 201 if request.method == "POST" else 200)

@@ -10,22 +10,17 @@ from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.network.stand_ins import web
 
-# One event names so many commands; the others are counted, and all stand in its body.
-MAX_NAMES: Final = 32
+MAX_NAMES: Final = 32  # In one event; the others are counted, and all are in its body.
 
 
 class Presented(NamedTuple):
-    """A login; `credential` is empty for a wrong proof."""
-
     user: str
-    credential: bytes
+    credential: bytes  # Empty for a wrong proof.
     ok: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """One request, `raw`, and its reply."""
-
     name: str
     raw: bytes
     reply: bytes = b""
@@ -105,19 +100,11 @@ async def record(
         if user != presented.user:
             whole = presented.user.encode("utf-8", "replace")
             bodies.append(web.kept_body("user", whole))
-        data |= {
-            "what": "login",
-            "operation": f"{service}.{steps[0].name}",
-            "user": user,
-            "ok": presented.ok,
-        }
+        data |= {"what": "login", "operation": f"{service}.{steps[0].name}"}
+        data |= {"user": user, "ok": presented.ok}
         body = web.kept_body("credential", presented.credential)
     else:
-        data |= {
-            "what": "command",
-            "operation": f"{service}.command",
-            "names": [web.word(step.name, 64) for step in steps[:MAX_NAMES]],
-            "count": len(steps),
-        }
+        data |= {"what": "command", "operation": f"{service}.command", "count": len(steps)}
+        data["names"] = [web.word(step.name, 64) for step in steps[:MAX_NAMES]]
         body = web.kept_body("command", b"".join(step.raw for step in steps))
     await context.record(data, body, *bodies)

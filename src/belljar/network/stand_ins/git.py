@@ -1,4 +1,4 @@
-"""Git over HTTP (smart protocol 0); a push goes nowhere."""
+"""Git over HTTP (smart protocol 0)."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
-# Held whole, so that it is on record before any of it is looked at.
-MAX_PUSH_BYTES: Final = 32 << 20
+MAX_PUSH_BYTES: Final = 32 << 20  # Held whole, so that it is on record first.
 MAX_COMMANDS: Final = 1000
-# Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
-MAX_LINES: Final = 50_000
-# An object costs some hundred bytes beside its content, so empty ones need a bound of their own.
-MAX_OBJECTS: Final = 50_000
+MAX_LINES: Final = 50_000  # `git` sends some 16,000 haves at once, and its wants.
+MAX_OBJECTS: Final = 50_000  # An empty one costs some hundred bytes, too.
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000
@@ -61,6 +58,10 @@ _COMMIT: Final = re.compile(rb"tree ([0-9a-f]{40})\n((?:parent [0-9a-f]{40}\n)*)
 _TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n")
 # Longer numbers have no meaning, and dulwich reads them without an end.
 _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
+
+
+# How a guest's pack is refused.
+BROKEN: Final = (AssertionError, ApplyDeltaError, ValueError, zlib.error)
 
 
 class GitObject(NamedTuple):
@@ -128,7 +129,6 @@ class Repository:
 
 
 def find_repositories(directory: Path) -> dict[str, Path]:
-    """Return bare repositories, two levels deep, without links."""
     found = dict[str, Path]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
@@ -189,7 +189,7 @@ class _Git(web.Service):
                 lines = _lines_of(_unpacked(request, MAX_REQUEST_BYTES))
                 return web.Answer(headers=headers, stream=lambda: _fetched(repository, lines))
             push = await _read_push(repository, _unpacked(request, MAX_PUSH_BYTES))
-        except web.RefusedRequestError as error:
+        except (ValueError, GitProtocolError, zlib.error) as error:
             if service == "git-receive-pack":
                 await self._record(request, name, _Push(refused=str(error)))
             return web.text_answer("Bad Request", 400)
@@ -197,11 +197,10 @@ class _Git(web.Service):
             # git asks with nothing before it sends something large.
             return web.Answer(headers=headers)
         await self._record(request, name, push)
-        report = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
-        for _, _, ref in push.commands:
-            taken = b"ng %s unpacker error\n" if push.refused else b"ok %s\n"
-            report.append(taken % ref)
-        return web.Answer(headers=headers, body=pkt_seq(*report))
+        taken = b"ng %s unpacker error\n" if push.refused else b"ok %s\n"
+        report = (taken % ref for _, _, ref in push.commands)
+        unpacked = b"unpack " + (push.refused.encode() or b"ok") + b"\n"
+        return web.Answer(headers=headers, body=pkt_seq(unpacked, *report))
 
     async def _record(self, request: web.Request, name: str, push: _Push) -> None:
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
@@ -221,33 +220,26 @@ class _Git(web.Service):
         }
         # The smallest files' contents are kept unpacked: keys and notes are small.
         smallest = sorted(files, key=len)[:MAX_KEPT_FILES]
-        contents = {
-            "pack": push.pack,
-            "commits": b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED]),
-            "files": b"\n".join(smallest),
-        }
+        texts = b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED])
+        contents = {"pack": push.pack, "commits": texts, "files": b"\n".join(smallest)}
         bodies = (web.kept_body(*each) for each in contents.items() if each[1])
         await self.context.record(data, *bodies)
 
 
 def _unpacked(request: web.Request, max_bytes: int) -> bytes:
-    """Return a request's body, unpacked. Raises `RefusedRequestError`."""
+    """Return a request's body, unpacked. Raises `ValueError`, `zlib.error`."""
     body = request.body
     if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
         inflater = zlib.decompressobj(wbits=31)
-        try:
-            body = inflater.decompress(body, max_bytes + 1)
-        except zlib.error:
-            raise web.RefusedRequestError("a body that is not packed as it says", 400) from None
+        body = inflater.decompress(body, max_bytes + 1)
         if not inflater.eof and len(body) <= max_bytes:
-            raise web.RefusedRequestError("a body that ends too early", 400)
+            raise ValueError("a body that ends too early")
     if len(body) > max_bytes:
-        raise web.RefusedRequestError(f"more than {max_bytes} bytes", 400)
+        raise ValueError(f"more than {max_bytes} bytes")
     return body
 
 
 def _advertisement(repository: Repository | None, service: str) -> web.Answer:
-    """Return references, HEAD first, with capabilities behind the first."""
     if repository is None:
         return web.text_answer("Repository not found", 404)
     if service not in _CAPABILITIES:
@@ -265,16 +257,14 @@ def _advertisement(repository: Repository | None, service: str) -> web.Answer:
 
 
 def _lines_of(body: bytes) -> list[bytes]:
-    """Return a fetch's lines. Raises `RefusedRequestError`."""
+    """Return a fetch's lines. Raises `ValueError`, `GitProtocolError`."""
     lines, protocol = list[bytes](), Protocol(io.BytesIO(body).read, len)
     try:
         while len(lines) <= MAX_LINES:
             lines.append((protocol.read_pkt_line() or b"").rstrip(b"\n"))
     except HangupException:
         return lines
-    except GitProtocolError as error:
-        raise web.RefusedRequestError(str(error), 400) from None
-    raise web.RefusedRequestError(f"more than {MAX_LINES:,} lines", 400)
+    raise ValueError(f"more than {MAX_LINES:,} lines")
 
 
 async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator[bytes]:
@@ -320,15 +310,15 @@ async def _read_push(repository: Repository, body: bytes) -> _Push:
         for number, _ in enumerate(steps):
             if number % 16 == 0:
                 await checkpoint()
-    except ValueError as error:
-        push.refused = str(error)
+    except BROKEN as error:
+        push.refused = str(error) or "an object can't be unpacked"
     return push
 
 
 def read_pack(
     data: bytes, lookup: Callable[[bytes], GitObject | None], objects: dict[bytes, GitObject]
 ) -> Iterator[None]:
-    """Read a pack into `objects`, one a step. Raises `ValueError`."""
+    """Read a pack into `objects`, one a step. Raises `BROKEN`."""
     end = len(data) - 20  # The SHA-1 of all before it
     if end < 12 or data[:8] != b"PACK\0\0\0\x02":
         raise ValueError("not a pack of version 2")
@@ -344,10 +334,7 @@ def read_pack(
         room = _left(room, head[0] & 15 | _value(head[1:]) << 4)
         if head[0] >> 4 & 7 == OFS_DELTA:
             _number(data, place + len(head))
-        try:
-            unpacked, after = unpack_object_at(data, place, hashlib.sha1)
-        except (AssertionError, ApplyDeltaError, ValueError, zlib.error) as error:
-            raise ValueError(f"an object can't be unpacked: {error}") from None
+        unpacked, after = unpack_object_at(data, place, hashlib.sha1)
         kind, content = unpacked.pack_type_num, b"".join(unpacked.decomp_chunks)
         if kind in DELTA_TYPES:
             at: Any = unpacked.delta_base
@@ -357,10 +344,7 @@ def read_pack(
                 raise ValueError("a delta builds on an object that isn't there")
             # dulwich takes the memory that a delta says it needs.
             room = _left(room, _value(_number(content, len(_number(content, 0)))))
-            try:
-                kind, content = base.kind, b"".join(apply_delta(base.content, content))
-            except (ApplyDeltaError, ValueError) as error:
-                raise ValueError(f"a delta can't be carried out: {error}") from None
+            kind, content = base.kind, b"".join(apply_delta(base.content, content))
         elif kind not in {Commit.type_num, Tree.type_num, Blob.type_num, Tag.type_num}:
             raise ValueError(f"an object of the unknown type {kind}")
         offsets[place] = thing = GitObject(kind, content)

@@ -45,18 +45,16 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
             raise ValueError(f"a list of 1 to {MAX_ENTRIES} is needed")
         for index, entry in enumerate(entries):
             place = f"log.entries[{index}]"
-            exchange = read_entry(entry)
-            exchanges += [exchange] if exchange else []
+            if entry["response"]["status"] != 0:  # A browser's word for no answer.
+                exchanges.append(read_entry(entry))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{place}: not as HAR 1.2 has it: {error}") from None
     return exchanges
 
 
-def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
+def read_entry(value: Any) -> HarEntry:  # noqa: ANN401 - any JSON value
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
-    if status == 0:
-        return None  # A browser's word for a request that had no answer.
     method, parts = request["method"], urlsplit(request["url"])
     if type(status) is not int or not 200 <= status <= 599 or not parts.hostname:
         raise ValueError(f"it has no final status ({status!r:.20}) or no whole URL")
@@ -86,7 +84,6 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: web.StandInContext) -> web.App:
-    """Return the application. Raises `ValueError` as `load`."""
     recorded = dict[tuple[Key, bytes | None], list[web.Answer]]()
     for known, sent, answer in load(context.settings, context.files):
         for place in {(known, sent), (known, None)}:

@@ -1,4 +1,4 @@
-"""The stand-in `http`: routes of an author or a decoy."""
+"""Routes of an author or a decoy."""
 
 from __future__ import annotations
 
@@ -183,7 +183,6 @@ def pattern_of(path: str) -> re.Pattern[str]:
 
 
 def methods_of(route: Fields) -> set[str]:
-    """Return the route's methods; GET implies HEAD."""
     given = route.get("method", "GET")
     found = {str(method) for method in (given if isinstance(given, list) else [given])}
     return found | {"HEAD"} if "GET" in found else found
@@ -208,7 +207,6 @@ class _Http(web.Service):
         found, fields = next((pair for pair in fitting if pair[0]), (None, {}))
         if found is None:
             return web.plain_error(404)
-        # What templates and expressions see of a request.
         view = {
             "path": {name: text.replace("\0", "/") for name, text in found.groupdict().items()},
             "query": dict(reversed(request.query)),

@@ -1,4 +1,4 @@
-"""The stand-in `mcp`: decoy tools by Model Context Protocol (2025-06-18)."""
+"""Decoy tools by Model Context Protocol (2025-06-18)."""
 
 from __future__ import annotations
 
@@ -48,12 +48,9 @@ class _Mcp(web.Service):
         match method:
             case "initialize":
                 asked = params.get("protocolVersion")
-                result = {
-                    "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
-                    "capabilities": {"tools": {"listChanged": False}},
-                    "serverInfo": self._settings["server"],
-                }
-                return {"result": result}
+                result = {"protocolVersion": asked if asked in VERSIONS else VERSIONS[0]}
+                result |= {"capabilities": {"tools": {"listChanged": False}}}
+                return {"result": result | {"serverInfo": self._settings["server"]}}
             case "ping":
                 return {"result": {}}
             case "tools/list":

@@ -1,9 +1,10 @@
-"""The stand-in `metadata`: Amazon's instance metadata service, v1 and v2."""
+"""Amazon's instance metadata service, v1 and v2."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -37,10 +38,8 @@ class _Metadata(web.Service):
             if request.method != "PUT":
                 return web.plain_error(405, _SERVER)
             ttl = request.header(f"{_TOKEN}-ttl-seconds")
-            is_number = ttl.isascii() and ttl.isdigit() and len(ttl) <= 5
-            if not is_number or not 1 <= int(ttl) <= MAX_TTL_S:
+            if not re.fullmatch("[1-9][0-9]{0,4}", ttl) or int(ttl) > MAX_TTL_S:
                 return web.plain_error(400, _SERVER)
-            # One of the range, without an end: none is remembered.
             headers: web.Pairs = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
             return web.text_answer(self._token, headers=headers, media="text/plain")
         if request.method not in ("GET", "HEAD"):
@@ -60,7 +59,6 @@ class _Metadata(web.Service):
         return web.text_answer(found, headers=headers, media="text/plain")
 
     def _find(self, path: str) -> str | None:
-        """Return a value's text, or the names below."""
         parts = [part for part in path.split("/") if part]
         if not parts:
             return "\n".join(_VERSIONS)

@@ -1,4 +1,4 @@
-"""The stand-in `openai`: a chat API of the harness's model."""
+"""A chat API, by the harness's model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ class _OpenAi(web.Service):
             return _error(500, _DOWN)
         name = f"chatcmpl-{self.context.random(16).hex()}"
         usage = {f"{part}_tokens": 0 for part in ("prompt", "completion", "total")}
-        # The owner's answer, with what a client expects of a completion.
         return {"id": name, "model": str(body["model"]), "usage": usage, **found}
 
 

@@ -1,4 +1,4 @@
-"""A decoy PostgreSQL (protocol 3): it logs in, and refuses queries."""
+"""A decoy PostgreSQL, protocol 3."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from belljar.network.stand_ins.conversation import Conversation, Presented, Serv
 from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
-# A real server takes more. A longer message is refused as one that a real server finds too long.
-# A longer query is cut off: what came of it is on record, and the connection ends.
-MAX_MESSAGE_BYTES: Final = 64 << 10
+MAX_MESSAGE_BYTES: Final = 64 << 10  # A longer query is cut off: its begin is on record.
 PROTOCOL: Final = 3 << 16  # 3.0: the upper half is the major version
 # Versions that no protocol has: 1234.5679 and the next one.
 ENCRYPTION_REQUESTS: Final = (80_877_103, 80_877_104)  # TLS and GSSAPI.

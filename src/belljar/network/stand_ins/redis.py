@@ -1,4 +1,4 @@
-"""A decoy Redis (RESP): it logs in, and refuses commands."""
+"""A decoy Redis (RESP)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ MAX_COMMAND_BYTES: Final = 64 << 10
 MAX_ARGUMENTS: Final = 1024
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,9}")  # A longer one is beyond any bound
 _WRONG_PASSWORD: Final = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+_OK: Final = b"+OK\r\n"
 # To these a client that has logged in gets its reply; clients send them by themselves.
-_REPLIES: Final = {
-    b"ping": b"+PONG\r\n",
-    b"select": b"+OK\r\n",
-    b"client": b"+OK\r\n",
-    b"command": b"*0\r\n",
-}
+_REPLIES: Final = {b"ping": b"+PONG\r\n", b"select": _OK, b"client": _OK, b"command": b"*0\r\n"}
 
 
 def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
@@ -82,13 +78,12 @@ class RedisSession(Conversation):
     def _answer(self, words: list[bytes], raw: bytes) -> ServiceStep:
         name, arguments, presented = words[0].lower(), words[1:], None
         if name == b"quit":
-            reply = b"+OK\r\n"
+            reply = _OK
         elif name == b"auth" and 1 <= len(arguments) <= 2:
-            # The user that a server has before others are made.
             user, password = (b"default", *arguments)[-2:]
             ok = hmac.compare_digest(password, self._password) and user == b"default"
             self._is_inside |= ok
-            reply = b"+OK\r\n" if ok else _WRONG_PASSWORD
+            reply = _OK if ok else _WRONG_PASSWORD
             presented = Presented(user.decode("utf-8", "replace"), b" ".join(arguments), ok)
         elif name == b"hello":  # of RESP3, from which a client goes back
             reply = b"-NOPROTO unsupported protocol version\r\n"

@@ -1,4 +1,4 @@
-"""A mail server that accepts everything (RFC 5321), without STARTTLS."""
+"""A mail server that sends nothing (RFC 5321)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
 class _MailConnection:
-    """One connection, which holds at most a line, envelope and 64 KiB."""
-
     def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
         self._context, self._stream, self._cell = context, stream, cell
         host = next((name for name in context.names if "*" not in name), "mail.localdomain")
@@ -53,7 +51,6 @@ class _MailConnection:
                 await self._record_mail(self._content, complete=False)
 
     async def _piece(self) -> bytes:
-        """Return a line, or a piece of one."""
         data = b"\n"
         while data and b"\n" not in self._held and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()

@@ -1,4 +1,4 @@
-"""A decoy SSH server (asyncssh's): it logs in, and refuses."""
+"""A decoy SSH server, asyncssh's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partialmethod
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import asyncssh
 
@@ -18,31 +18,25 @@ from belljar.network.stand_ins.conversation import Presented, ServiceStep, recor
 from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
 from belljar.signals.decoys import fingerprint, openssh_private, public_line
 
-# What Debian 12 answers: a scan of versions finds an ordinary machine.
-VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
+VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"  # Debian 12's, as of an ordinary machine.
 MAX_ATTEMPTS: Final = 6  # As the real server's.
-# At one time, as the real server's `MaxStartups`: asyncssh holds a packet of 256 KiB for each.
-MAX_CONNECTIONS: Final = 100
+MAX_CONNECTIONS: Final = 100  # As the real server: asyncssh holds 256 KiB for each.
 MAX_SESSIONS: Final = 10  # Of one connection.
-# For the input of a session that is refused: what comes after the refusal can't be read.
-INPUT_WAIT_S: Final = 1.0
+INPUT_WAIT_S: Final = 1.0  # What comes after a refusal can't be read.
 _WINDOW_BYTES: Final = 64 << 10  # Of input that a session takes at once.
 _SETTLE_TURNS: Final = 16  # Of the loop, from a message to its record; asyncssh takes four.
 _PROHIBITED: Final = "administratively prohibited"
 _REFUSAL: Final = b"This account is currently not available.\n"  # What nologin(8) prints
 # Without the groups that take a core's time.
 _KEX: Final = ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")
+_Options: TypeAlias = asyncssh.SSHServerConnectionOptions
 # Text that a client chose would reach the gateway's standard error.
 asyncssh.set_log_level(logging.CRITICAL)
 
 
 class _SshConnection(asyncssh.SSHServerConnection):
     def __init__(
-        self,
-        options: asyncssh.SSHServerConnectionOptions,
-        context: StandInContext,
-        cell: str,
-        tasks: asyncio.TaskGroup,
+        self, options: _Options, context: StandInContext, cell: str, tasks: asyncio.TaskGroup
     ) -> None:
         super().__init__(asyncio.get_running_loop(), options)
         self._context, self._cell, self.tasks = context, cell, tasks
@@ -218,7 +212,7 @@ def make(context: StandInContext) -> StreamApp:
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))
     key = asyncssh.import_private_key(openssh_private(seed, bytes(4), b""))
-    options = asyncssh.SSHServerConnectionOptions(
+    options = _Options(
         server_factory=_Server,
         server_host_keys=[key],
         server_version=VERSION,

@@ -1,4 +1,4 @@
-"""Types and toolkit of stand-ins: nothing here raises for a guest's data."""
+"""Types and toolkit of stand-ins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from belljar.capture import body_of
@@ -21,11 +21,11 @@ from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.units import printable
 
+_T = TypeVar("_T")
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_FIELDS: Final = 1000  # Parsing costs as many objects as there are fields, whatever their size.
-# Templates and records walk a value recursively; Python's limit is near 1,000.
-MAX_JSON_DEPTH: Final = 128
+MAX_JSON_DEPTH: Final = 128  # Walks are recursive; Python's limit is near 1,000.
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -248,11 +248,8 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
         with suppress(binascii.Error, ValueError):
             name, _, secret = base64.b64decode(rest.strip(), validate=True).partition(b":")
             user = name.decode("utf-8", "replace")
-    return {
-        "credentials": word(scheme.lower(), 20),
-        "user": word(user),
-        "secret_sha256": hashlib.sha256(secret).hexdigest(),
-    }
+    digest = hashlib.sha256(secret).hexdigest()
+    return {"credentials": word(scheme.lower(), 20), "user": word(user), "secret_sha256": digest}
 
 
 def word(text: str | bytes, max_chars: int = 200) -> str:
@@ -264,8 +261,8 @@ def kept_body(name: str, content: bytes) -> Body:
     return body_of(name, content, MAX_KEPT_BODY_BYTES)
 
 
-def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:
-    kept, size = list[JsonValue](), 0
+def bounded(values: Iterable[_T], max_json_bytes: int) -> list[_T]:
+    kept, size = list[_T](), 0
     for value in values:
         size += len(json.dumps(value)) + 2
         if size > max_json_bytes:

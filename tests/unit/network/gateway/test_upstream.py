@@ -154,13 +154,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 def part(disposition: bytes, value: bytes = b"DELETE") -> bytes:
-    return (
-        b"--b\r\nContent-Disposition: form-data; "
-        + disposition
-        + b"\r\n\r\n"
-        + value
-        + b"\r\n--b--"
-    )
+    return b"--b\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n--b--" % (disposition, value)
 
 
 JUDGED: list[tuple[bool, bytes, Fields, bytes]] = [

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.fakes.registries import ar_of, tar_of
 
-from belljar.network.stand_ins import debian as deb
-from belljar.network.stand_ins.files import MAX_MEMBER_BYTES, StoredFile
+from belljar.network.stand_ins import registries as deb
+from belljar.network.stand_ins.files import StoredFile
+from belljar.network.stand_ins.registries import MAX_MEMBER_BYTES
 
 GOOD = (
     b"Package: a-b\nVersion: 1:2.0~rc1-3\nArchitecture: amd64\nDescription: short\n long\n .\n"

@@ -13,32 +13,32 @@ from belljar.network.stand_ins.files import read_file
 
 
 def test_only_regular_files_are_listed_and_opened(tmp_path: Path) -> None:
-    """Links, pipes and hidden files are not, whatever they are called."""
+    """Links and hidden files are not; what leads out of the directory, or is none, is refused."""
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool/a.deb").write_bytes(b"a")
-    (tmp_path / "link.deb").symlink_to("/etc/passwd")
-    (tmp_path / "up").symlink_to("..")
+    (tmp_path / "link.deb").symlink_to("pool/a.deb")
     (tmp_path / ".hidden").write_bytes(b"")
-    os.mkfifo(tmp_path / "pipe.deb")
     assert [file.name for file in files.list_files(tmp_path)] == ["pool/a.deb"]
+    os.mkfifo(tmp_path / "pipe.deb")
     for name, why in {"link.deb": r"link\.deb", "pipe.deb": "regular"}.items():
         with pytest.raises(OSError, match=why):
             files.stored_file(tmp_path / name, name).open()
-
-
-def test_lists_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many files are refused, not cut."""
-    monkeypatch.setattr(files, "MAX_FILES", 2)
-    for name in "abc":
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ValueError, match="more than 2 files"):
+    with pytest.raises(ValueError, match=r"pipe\.deb is not"):
+        files.list_files(tmp_path)
+    (tmp_path / "a.deb").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match=r"a\.deb leads out"):
         files.list_files(tmp_path)
 
 
-def test_directories_are_bounded_in_depth(tmp_path: Path) -> None:
-    """A directory of an author's that no function may follow by calling itself."""
+def test_lists_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many files, and directories too deep, are refused, not cut."""
     (tmp_path / "/".join("a" * 70)).mkdir(parents=True)
-    with pytest.raises(ValueError, match="64 directories deep"):
+    with pytest.raises(ValueError, match="directories deep"):
+        files.list_files(tmp_path)
+    monkeypatch.setattr(files, "MAX_FILES", 2)
+    for name in "bcd":
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match="more than 2 files"):
         files.list_files(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import zlib
@@ -11,7 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git import MAX_OBJECTS, MAX_UNPACKED_BYTES, GitObject, read_pack
+from belljar.network.stand_ins.git import (
+    BROKEN,
+    MAX_OBJECTS,
+    MAX_UNPACKED_BYTES,
+    GitObject,
+    read_pack,
+)
 
 BASE = GitObject(3, b"a" * 10)
 VERSION_3 = b"PACK\0\0\0\x03\0\0\0\0"
@@ -93,13 +100,13 @@ def test_packs_of_gits_own(tmp_path: Path) -> None:
         (VERSION_3 + hashlib.sha1(VERSION_3).digest(), "not a pack"),  # noqa: S324
         (pack(0)[:-20] + bytes(20), "checksum"),
         (pack(MAX_OBJECTS + 1), "allowed"),
-        (pack(1), "no end|unpacked|ends inside"),
+        (pack(1), "no end|header check|ends inside"),
         (pack(0, b"more"), "goes on"),
         (pack(1, b"\x50" + zlib.compress(b"")), "unknown type"),
         (pack(1, b"\xb5" + b"\xff" * 12), "no end"),
         (pack(1, b"\x35" + zlib.compress(b"1234")), "expected size"),
         (pack(1, b"\x33" + zlib.compress(bytes(10 << 20))), "expected size"),
-        (pack(1, b"\x35xxxxxxxxxx"), "can't be unpacked"),
+        (pack(1, b"\x35xxxxxxxxxx"), "header check"),
         (pack(1, entry(6, b"\x05", b"")), "isn't there"),
         (pack(1, entry(6, b"\xff" * 40, b"")), "no end"),
         (pack(1, entry(3, b"", b"", size=MAX_UNPACKED_BYTES + 1)), "more than"),
@@ -109,7 +116,7 @@ def test_packs_of_gits_own(tmp_path: Path) -> None:
 )
 def test_packs_that_are_refused(data: bytes, reason: str) -> None:
     """Lies about lengths, bombs, circles, ends."""
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(BROKEN, match=reason):
         read(data)
 
 
@@ -117,7 +124,5 @@ def test_packs_that_are_refused(data: bytes, reason: str) -> None:
 @settings(deadline=None)
 def test_any_pack_is_read_or_refused(body: bytes, count: int, begun: bool) -> None:
     """With a right checksum, so that the rest is looked at."""
-    try:
+    with contextlib.suppress(*BROKEN):
         read(pack(count, whole(BASE) if begun else b"", body))
-    except ValueError as error:
-        assert str(error)  # noqa: PT017 - both ways are right; this one must say why

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, context_for, make_tar
 
-from belljar.network.stand_ins.npm import make
+from belljar.network.stand_ins.registries import Npm
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
@@ -25,7 +25,7 @@ def test_other_changes_are_recorded_and_change_nothing(tmp_path: Path) -> None:
     manifest = json.dumps({"name": "left", "version": "1.0.0"}).encode()
     make_tar(tmp_path / "left.tgz", {"package/package.json": manifest})
     ledger = Ledger()
-    app = make(context_for(tmp_path, ledger))
+    app = Npm(context_for(tmp_path, ledger))
     assert ask(app, "POST", "/-/npm/v1/security/advisories/bulk", body=b"{}").status == 404
     assert ask(app, "POST", "/-/npm/v1/security/audits/quick", body=b"{}").status == 404
     assert (ask(app, "GET", "/-/ping").json, ledger.attempts) == ({}, [])
@@ -54,6 +54,6 @@ def test_other_changes_are_recorded_and_change_nothing(tmp_path: Path) -> None:
 def test_any_document_is_answered_and_recorded(body: bytes, path: str) -> None:
     """No document of a guest's is an error of ours."""
     ledger = Ledger()
-    reply = ask(make(context_for(Path("/nonexistent"), ledger)), "PUT", path, body=body)
+    reply = ask(Npm(context_for(Path("/nonexistent"), ledger)), "PUT", path, body=body)
     assert reply.status in {200, 201, 400, 404}
     assert len(ledger.attempts) == 1

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, basic, context_for, form
 
-from belljar.network.stand_ins import debian, git, npm, pypi, smtp
-from belljar.network.stand_ins.pypi import read_form
+from belljar.network.stand_ins import git, smtp
+from belljar.network.stand_ins.registries import Debian, Npm, Pypi, read_form
 from belljar.network.stand_ins.web import App, StandInContext
 
 Make = Callable[[StandInContext], App]
@@ -43,17 +43,17 @@ FORM_TYPE, FORM = form(FIELDS, {"content": ("leak-1.0.0-py3-none-any.whl", CONTE
 BASIC = basic("eve", "hunter2")
 UPLOADS: dict[str, tuple[Make, str, dict[str, str], bytes, dict[str, Any], list[str]]] = {
     "POST /": (
-        pypi.make, FORM_TYPE, {"authorization": BASIC}, FORM,
+        Pypi, FORM_TYPE, {"authorization": BASIC}, FORM,
         {"registry": "pypi", "name": "leak", "version": "1.0.0", "user": "eve"},
         ["/simple/leak/", "/packages/leak-1.0.0-py3-none-any.whl"],
     ),
     "PUT /leak": (
-        npm.make, "", {"authorization": "Bearer hunter2"}, document(),
+        Npm, "", {"authorization": "Bearer hunter2"}, document(),
         {"registry": "npm", "name": "leak", "version": "1.0.0", "filename": "leak-1.0.0.tgz"},
         ["/leak"],
     ),
     "PUT /incoming/leak_1_all.deb": (
-        debian.make, "", {"authorization": BASIC}, CONTENT,
+        Debian, "", {"authorization": BASIC}, CONTENT,
         {"registry": "debian", "name": "leak_1_all.deb", "user": "eve"},
         ["/incoming/leak_1_all.deb"],
     ),
@@ -84,9 +84,9 @@ def test_an_upload_is_recorded_and_never_served(tmp_path: Path, where: str) -> N
 def test_what_cannot_be_read_is_recorded_too(tmp_path: Path) -> None:
     """A form that is none, one without a name; what is no document of npm's."""
     for make, method, path, kind, body, reason in (
-        (pypi.make, "POST", "/", "", b"{}", "not a form"),
-        (pypi.make, "POST", "/", FORM_TYPE, form({}, {})[1], "not a form"),
-        (npm.make, "PUT", "/leak", "", b"[1]", "not a JSON object"),
+        (Pypi, "POST", "/", "", b"{}", "not a form"),
+        (Pypi, "POST", "/", FORM_TYPE, form({}, {})[1], "not a form"),
+        (Npm, "PUT", "/leak", "", b"[1]", "not a JSON object"),
     ):
         ledger = Ledger()
         app = make(context_for(tmp_path, ledger))
@@ -96,13 +96,13 @@ def test_what_cannot_be_read_is_recorded_too(tmp_path: Path) -> None:
 
 DELETION = pkt_line(b"0" * 40 + b" " + b"0" * 40 + b" refs/heads/x\0 report-status") + b"0000"
 ATTEMPTS = [
-    (pypi.make, "POST", "/legacy/", FORM),
-    (pypi.make, "POST", "/", b"no form"),
-    (npm.make, "PUT", "/a", document()),
-    (npm.make, "PUT", "/a", b"no document"),
-    (npm.make, "DELETE", "/a/-rev/1", b""),
-    (npm.make, "PUT", "/-/user/org.couchdb.user:a", b'{"name": "a", "password": "b"}'),
-    (debian.make, "PUT", "/a.deb", b"x"),
+    (Pypi, "POST", "/legacy/", FORM),
+    (Pypi, "POST", "/", b"no form"),
+    (Npm, "PUT", "/a", document()),
+    (Npm, "PUT", "/a", b"no document"),
+    (Npm, "DELETE", "/a/-rev/1", b""),
+    (Npm, "PUT", "/-/user/org.couchdb.user:a", b'{"name": "a", "password": "b"}'),
+    (Debian, "PUT", "/a.deb", b"x"),
     (git.make, "POST", "/a/git-receive-pack", DELETION),
     (git.make, "POST", "/a/git-receive-pack", b"no push"),
 ]
