@@ -81,7 +81,7 @@ class _Reading:
 def interpolate(
     document: Mapping[str, Any], variables: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[Difference, ...]]:
-    """Replace all references. Raises `CannotKeepError` for one without a value or default."""
+    """Raises `CannotKeepError` for a reference without a value."""
     reading = _Reading(variables)
     made = _walk(document, reading)
     kind = DifferenceKind.CHANGED

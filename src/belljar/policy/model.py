@@ -269,7 +269,7 @@ class Policy(Strict):
     """What the workload may do inside its cell beyond an ordinary container's. Granted by a tier
     whose kernel is the cell's own."""
     host: sections.HostRules | None = None
-    """What the host must be for a cell to run on it. Default: nothing."""
+    """What must hold of the host. Default: nothing."""
     host_tools: HostToolsField = None
     """Tools that act outside of the cell (MCP servers, web search). Default refuse for risk high
     and critical, report below."""

@@ -62,7 +62,7 @@ class StandIn(Strict):
     kind: str
     """What it plays."""
     names: kinds.Names
-    """Host names, exact or `*.` and a name (one more label); an exact name wins."""
+    """Host names, exact or `*.NAME` (one more label); an exact one wins."""
     ports: kinds.Ports | None = None
     """TCP ports: NUMBER or NUMBER/PROTOCOL. Default by kind."""
 
@@ -186,7 +186,7 @@ class Health(Strict):
     retries: Annotated[int, Field(ge=1, le=1000)] = 30
     """Tries at most."""
     within: Annotated[float, kinds.duration("1s", "1d")] | None = None
-    """From the first try to the end of the last. Default: as long as they take."""
+    """From the first to the last try. Default: as long as they take."""
 
     @model_validator(mode="after")
     def _one(self) -> Health:
