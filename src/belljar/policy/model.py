@@ -32,9 +32,6 @@ from belljar.policy.sections import FilesField, HostToolsField, ModelBlock, Reso
 from belljar.units import listed, quoted
 
 MAX_DECOYS: Final = 64  # each is minted, placed and watched before a sample begins
-MAX_COUNT: Final = 1000
-MAX_PROTECTED: Final = 64
-MAX_COLUMNS: Final = 64
 
 
 def _read_place(value: object) -> str:
@@ -74,7 +71,7 @@ class DecoySpec(Strict):
     """What it pretends to be."""
     place: Annotated[str, kinds.FieldKind(_read_place)] = ""
     """Its path (`~/`: the user's home; default the kind's), or a service's NAME or NAME:PORT."""
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many records it has, where its kind holds several."""
     template: Annotated[str, kinds.TEXT] = ""
     """Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also
@@ -168,9 +165,7 @@ class ProtectedText(Strict):
     """Names it in events."""
     file: Annotated[str, kinds.SOURCE] = ""
     """A file below the policy's directory: CSV, or one value a line."""
-    columns: Annotated[
-        tuple[Annotated[str, kinds.LINE], ...], list_of(MAX_COLUMNS, min_count=0)
-    ] = ()
+    columns: Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of(64, min_count=0)] = ()
     """Columns of a CSV file whose values are looked for."""
     value: Annotated[str, kinds.LINE] = ""
     """One value."""
@@ -195,7 +190,7 @@ def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
 class GuardText(Strict):
     """What the egress guard looks for and does."""
 
-    protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = ()
+    protect: Annotated[tuple[ProtectedText, ...], list_of(64, min_count=0)] = ()
     """Data of your own that may not leave."""
     classes: Annotated[tuple[Literal["card", "iban", "email"], ...], list_of(3, min_count=0)] = ()
     """Personal data that is looked for, beside credentials, keys and seed phrases."""
@@ -376,8 +371,6 @@ class Policy(Strict):
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    if not issubclass(model, Strict):
-        return
     (cls,) = ast.parse(inspect.getsource(model)).body
     for field, below in pairwise(getattr(cls, "body", ())):
         match field, below:
@@ -391,7 +384,7 @@ def policy_schema() -> dict[str, Any]:
     for name, described in [("Policy", schema), *schema["$defs"].items()]:
         properties = described.get("properties", {})
         for cls in reversed(models[name].mro() if properties else ()):
-            for field, text in _docstrings(cls):
+            for field, text in _docstrings(cls) if issubclass(cls, Strict) else ():
                 properties[field]["description"] = text
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return dialect | schema | {"title": "Belljar policy"}
