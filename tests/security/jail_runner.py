@@ -29,7 +29,7 @@ import anyio
 from belljar.errors import BelljarError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import Jail, start_jail
-from belljar.plan.jail import JailBind, JailIdentity, JailIds, JailLimits, JailMount, JailSpec
+from belljar.plan.jail import JailIdentity, JailIds, JailLimits, JailMount, JailSpec
 
 STAGE_ID = 0xA800_0000
 TREE_ID = 0xA900_0000
@@ -107,7 +107,6 @@ def spec_of(stage: Path, lifetime_s: float, altered: str) -> JailSpec:
         cell_id="c-00000000feed",
         owner_pid=os.getpid(),
         root=stage / "root",
-        binds=(),
         identity=JailIdentity(
             host_uid=ids.uid_map[0][1], host_gid=ids.gid_map[0][1], privileged=os.geteuid() == 0
         ),
@@ -134,7 +133,7 @@ def start_vmms(stage: Path, lifetime_s: float, mode: str, held: ExitStack) -> tu
         cell_id="c-00000000beef",
         owner_pid=os.getpid(),
         root=stage / "root",
-        binds=(JailBind(source=image, target="/i/image"),),
+        binds={"/i/image": image},
         identity=identity.jail,
         limits=limits_of(lifetime_s, processes=20, address_space_bytes=1 << 28),
         cgroups=(),

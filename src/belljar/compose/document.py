@@ -110,9 +110,6 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
     return files_of(Path(directory)) if isinstance(directory, str) and directory else None
 
 
-# ---- reading
-
-
 def is_compose_name(config: str) -> bool:
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
@@ -141,8 +138,8 @@ def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
     from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text, is_compose=True)
-    for problem in tree.problems:
-        raise NotReadError(problem)
+    if tree.problem is not None:
+        raise NotReadError(tree.problem)
     return tree.value
 
 
@@ -220,9 +217,6 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: mapping(of, f"service {name}") for name, of in written.items()}
 
 
-# ---- `include`
-
-
 def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, Any]:
     whole = _at_home({key: value for key, value in document.items() if key != "include"})
     items = each(document.get("include") or [])
@@ -265,9 +259,6 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
     return {**document, "services": placed}
 
 
-# ---- images and builds
-
-
 def image_of(name: str) -> str:
     """Return a store's image, or "". Raises `ValueError`."""
     if not name or IMAGE_ID.fullmatch(name):
@@ -279,7 +270,7 @@ def image_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """Paths are below `root`; `inline` is a text."""
+    """An image to build from paths below `root`."""
 
     image: str
     root: str

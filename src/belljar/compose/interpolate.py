@@ -70,20 +70,18 @@ class _Reading:
             return value
         if operator:
             return word
-        why = "this host's environment is never read"
+        why, shown = "this host's environment is never read", printable(name)
         if is_metadata:
             why = "it is not in this sample's metadata"
-        raise CannotKeepError(
-            f"{self.what} asks for ${printable(name)}, and {why}",
-            hint=f"give it by the sample's metadata (${METADATA_PREFIX}…), or write a default: "
-            f"${{{printable(name)}:-…}}",
-        )
+        own = f"give it by the sample's metadata (${METADATA_PREFIX}…)"
+        hint = f"{own}, or write a default: ${{{shown}:-…}}"
+        raise CannotKeepError(f"{self.what} asks for ${shown}, and {why}", hint=hint)
 
 
 def interpolate(
     document: Mapping[str, Any], variables: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[Difference, ...]]:
-    """Replace all references. Raises `CannotKeepError` for one without a value or default."""
+    """Raises `CannotKeepError` for a reference without a value."""
     reading = _Reading(variables)
     made = _walk(document, reading)
     kind = DifferenceKind.CHANGED

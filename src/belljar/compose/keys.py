@@ -5,17 +5,14 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
-from belljar.compose.document import (
-    GENERIC_DETAIL,
-    GENERIC_IMAGE,
-    INSPECTS_IMAGE,
-    TaskFiles,
-    image_of,
-)
-from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
+from belljar.compose import document
+from belljar.compose.document import TaskFiles
+from belljar.compose.model import UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
@@ -25,7 +22,6 @@ from belljar.policy.reference import is_idle
 from belljar.policy.sections import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
-_SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 # By any tier: only a capability that none grants is refused.
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
 _CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.calls)
@@ -105,27 +101,28 @@ def read_service(
     converted = Converted(name, model, home)
     for key, known in found.items():
         value = getattr(model, key) if key in valued else written[key]
-        if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and value:
+        is_set = value or key == "build"  # an empty one has Docker's defaults
+        if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and is_set:
             converted.note(key, known.why, known.fate)
         elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 known.convert(value, converted)
-    if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
+    if model.build is not None and model.image.removesuffix(":latest") in (
+        "",
+        document.INSPECTS_IMAGE,
+    ):
         hint = "build it elsewhere, `belljar image import docker-daemon:NAME`, write `image: NAME`"
         refused.add(where, "build", "a cell does not build images", hint=hint)
     return converted
 
 
-# ---- keys that are converted
-
-
 def _image(name: str, converted: Converted) -> None:
     try:
-        image = image_of(name)
+        image = document.image_of(name)
     except ValueError as error:
         raise refusal(converted.where, "image", str(error)) from None
-    if image == GENERIC_IMAGE != name:
-        converted.note("image", GENERIC_DETAIL)
+    if image == document.GENERIC_IMAGE != name:
+        converted.note("image", document.GENERIC_DETAIL)
     if image:
         converted.words["image"] = image
 
@@ -177,9 +174,6 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
             converted.note("extra_hosts", why, DifferenceKind.DROPPED)
         else:
             converted.hosts.append((name, address))
-
-
-# ---- rights
 
 
 def _security_opt(options: list[str], converted: Converted) -> None:
@@ -237,13 +231,6 @@ def _privileged(value: object, converted: Converted, *, key: str = "privileged")
         converted.granted(key, why, privileged=True)
 
 
-# ---- the table
-
-
-def _keys(fate: DifferenceKind | None, by_reason: Mapping[str, str]) -> dict[str, Key]:
-    return {key: Key(fate, why) for why, keys in by_reason.items() for key in keys.split()}
-
-
 _CONVERTED: Final[Mapping[str, Convert]] = {
     "image": _image,
     "environment": _environment,
@@ -259,55 +246,14 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
 }
+_TABLE: Final = tomllib.loads(Path(__file__).with_name("keys.toml").read_text("utf-8"))
 KEYS: Final[Mapping[str, Key]] = {  # every key that Compose knows of a service
     **dict.fromkeys((*Service.model_fields, "expose"), Key()),
     **{key: Key(convert=convert) for key, convert in _CONVERTED.items()},
-    **_keys(
-        DifferenceKind.CHANGED,
-        {
-            "it is not narrowed: root keeps a container's usual capabilities, over its cell "
-            "alone": "cap_drop",
-            "a program that ends is started again, at most ten times, until it is ready; not "
-            "then": "restart",
-            "others reach the cell by it; inside, a cell's host name is drawn anew": "hostname",
-            "the cell's root file system can be written, and ends with the cell": "read_only",
-            "it is a directory of the cell, which ends with the cell; mode and owner are kept, the "
-            "other options are not, and what the image has there stays": "tmpfs",
-            "built by `belljar image build`, without network, unless the store has its "
-            "image": "build",
-        },
-    ),
-    **_keys(
-        DifferenceKind.DROPPED,
-        {
-            "no port is published on this host; the range's cells reach all of them": "ports",
-            "shared memory may take at least half of a cell's memory": "shm_size",
-            f"a program may open {_SOFT_FILES:,} files (it may raise that to {_HARD_FILES:,}) and "
-            "writes no core dump; other limits are those of the cell's kernel": "ulimits",
-            "nothing in a cell depends on it": "annotations labels label_file logging attach "
-            "develop pull_policy pull_refresh_after stdin_open tty stop_signal stop_grace_period "
-            "pre_stop",
-            "the image is one of this machine's architecture": "platform",
-            "it divides a host between containers; a cell has its own limits": "cpuset "
-            "mem_reservation mem_swappiness memswap_limit cpu_shares cpu_percent cpu_count "
-            "cpu_quota cpu_period blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj "
-            "oom_kill_disable cgroup_parent storage_opt",
-            "the policy decides how a cell is isolated": "isolation userns_mode runtime",
-            "each range answers its own names, and draws its addresses": "dns dns_opt dns_search "
-            "domainname mac_address",
-        },
-    ),
-    **_keys(
-        DifferenceKind.REFUSED,
-        {
-            FOR_HOST: "device_cgroup_rules devices gpus pid uts cgroup credential_spec "
-            "use_api_socket sysctls",
-            "it would share with another container": "volumes_from external_links ipc",
-            "give the other service a `container_name`, and name it in `depends_on`": "links",
-            "put it into the image, or into the service's command": "group_add post_start",
-            "put the file beside the compose file, and mount it with `volumes`": "secrets configs",
-            "write the services that run out, in a file of their own": "profiles extends provider "
-            "models",
-        },
-    ),
+    **{
+        key: Key(DifferenceKind(fate), group["why"])
+        for fate, groups in _TABLE.items()
+        for group in groups
+        for key in group["keys"]
+    },
 }

@@ -20,9 +20,6 @@ NO_DEVICE: Final = "no cell has a GPU or another device"
 FOR_HOST: Final = "it would open this host to the cell"
 
 
-# ---- types of fields
-
-
 def _names_as_keys(value: object) -> object:
     return value if isinstance(value, Mapping) else dict.fromkeys(names_in(value))
 
@@ -74,9 +71,6 @@ _RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(ru
 Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
 
 
-# ---- parts
-
-
 class Part(BaseModel):
     """Nulls and keys without effect are left out."""
 
@@ -120,7 +114,6 @@ class Healthcheck(Part):
     """0 is Docker's default; without a test it is the image's."""
 
     ignored: ClassVar[str] = "start_interval"  # a cell asks at least once a second
-
     test: Annotated[list[str] | None, BeforeValidator(values.health_test)] = None
     interval: Time = 0.0
     timeout: Time = 0.0
@@ -137,13 +130,11 @@ class Condition(Enum):
 
 class Dependency(Part):
     ignored: ClassVar[str] = "restart required"
-
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
 
 
 class ComposeNetwork(Part):
     ignored: ClassVar[str] = "name internal attachable labels"
-
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
     external: Off = Field(None, description="a range never joins a network of others")
     enable_ipv6: Off = Field(None, description="it has no IPv6")
@@ -151,7 +142,6 @@ class ComposeNetwork(Part):
 
 class Volume(Part):
     ignored: ClassVar[str] = "name labels"
-
     driver: Literal["local"] | None = Field(None, description=FOR_HOST)
     external: Off = Field(None, description=FOR_HOST)
 
@@ -222,9 +212,6 @@ class Service(Part):
         default=None, description="`none` and `bridge` are kept: a range has no other networks"
     )
     scale: One = Field(default=1, description="each service is one cell")
-
-
-# ---- reading
 
 
 _P = TypeVar("_P", bound=Part)

@@ -7,20 +7,11 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeAlias
 
-from belljar.compose import values
+from belljar.compose import model, values
 from belljar.compose.document import TaskFiles, services_of
 from belljar.compose.interpolate import MAX_VARIABLES, read_dotenv
 from belljar.compose.keys import KEYS, Converted, read_service
-from belljar.compose.model import (
-    ComposeNetwork,
-    Condition,
-    Healthcheck,
-    Mount,
-    Service,
-    Volume,
-    parse,
-    read_part,
-)
+from belljar.compose.model import Condition, Healthcheck, Mount, Service, parse
 from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
@@ -49,7 +40,7 @@ _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowEr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """`network` None: one cell; `is_apart`: `network_mode: none`."""
+    """`network` is None for one cell; `is_apart`: it has none."""
 
     service: str
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -117,29 +108,21 @@ def _read(
     )
 
 
-# ---- volumes
-
-
 def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
         where = f"volume {name}"
         with refused.collected():
-            parse(Volume, mapping(settings, where), where, refused)
-    used: dict[str, list[Converted]] = {}
-    for cell in converted.values():
-        for mount in cell.model.volumes:
-            try:
-                _add_volume(cell, mount, declared)
-            except (OSError, ValueError) as error:
-                shown = printable(mount.source or mount.target, max_chars=100)
-                why = f"{shown}: {printable(reason(error))}"
-                refused.add(cell.where, "volumes", why)
-            else:
-                if mount.source and not mount.source.startswith("."):
-                    used.setdefault(mount.source, []).append(cell)
-    for name, cells in used.items():
-        if len(cells) > 1:
+            parse(model.Volume, mapping(settings, where), where, refused)
+    mounts = [(cell, mount) for cell in converted.values() for mount in cell.model.volumes]
+    for cell, mount in mounts:
+        try:
+            _add_volume(cell, mount, declared)
+        except (OSError, ValueError) as error:
+            shown = printable(mount.source or mount.target, max_chars=100)
+            refused.add(cell.where, "volumes", f"{shown}: {printable(reason(error))}")
+    for name in declared:
+        if len(cells := [cell for cell, mount in mounts if mount.source == name]) > 1:
             both = ", ".join(dict.fromkeys(cell.service for cell in cells))
             why = f"{printable(name)}: {printable(both)} have it: {_SHARED}"
             refused.add(cells[-1].where, "volumes", why)
@@ -174,9 +157,6 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
     cell.note("volumes", f"{source} is copied to {target} ({size}): {later}")
 
 
-# ---- variables
-
-
 def add_env_files(cell: Converted) -> None:
     """Add a service's `env_file`. Raises `CannotKeepError`."""
     found = dict[str, str]()
@@ -199,9 +179,6 @@ def add_env_files(cell: Converted) -> None:
         cell.words["env"] = {**found, **cell.words.get("env", {})}
 
 
-# ---- programs and health
-
-
 def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, Any]:
     """`arguments` follow the image's entrypoint; `command` replaces it."""
     program: dict[str, Any] = {}
@@ -218,7 +195,7 @@ def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, A
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
     """Return a target cell's `health`. Raises `CannotKeepError`."""
     try:
-        return health_of(read_part(Healthcheck, check))
+        return health_of(model.read_part(Healthcheck, check))
     except ValueError as error:
         raise refusal("", "healthcheck", str(error)) from None
 
@@ -249,9 +226,6 @@ def health_of(check: Healthcheck | None) -> dict[str, Any]:
         "timeout": f"{min(max(timeout_s, _MIN_S), _MAX_TIMEOUT_S):g}s",
         "within": f"{min(max(math.ceil(within_s), 1), _MAX_WAIT_S):g}s",
     }
-
-
-# ---- the order of services
 
 
 def waits_of(services: Mapping[str, Service]) -> Waits:
@@ -303,15 +277,14 @@ def in_order(waits: Waits, *, default: str) -> list[str]:
         raise CannotKeepError(why) from None
 
 
-# ---- networks
-
-
 def read_networks(services: Mapping[str, Service], networks: object) -> dict[str, list[str]]:
-    """Raises `CannotKeepError`; a network of all is left out."""
+    """Leave out a network of all. Raises `CannotKeepError`."""
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
-        parse(ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused)
+        parse(
+            model.ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused
+        )
     alone: dict[str, list[str]] = {}
     joined: dict[str, list[str]] = {}
     for name, service in services.items():

@@ -99,7 +99,7 @@ def switch(value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """Write it as Compose does."""
+    """Write a scalar as Compose does."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -115,7 +115,7 @@ _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def words(value: object) -> list[str]:
-    """Refuse what readers split differently."""
+    """Split a command; refuse what readers split differently."""
     if not isinstance(value, Sequence):
         raise ValueError("no command")
     parts = [value] if isinstance(value, str) else [text(word) for word in value]

@@ -70,8 +70,9 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
     from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text)
-    problems = tuple(tree.problems)
-    if not problems:
+    if (first := tree.problem) is not None:
+        problems = (first,)
+    else:
         strict = ConfigDict(extra="forbid", hide_input_in_errors=True)
         fields: dict[str, Any] = {"least_risk": (Risk, Risk.LOW), "upstreams": (Upstreams, None)}
         model = create_model("SettingsFile", __config__=strict, **fields)

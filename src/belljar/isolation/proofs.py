@@ -24,7 +24,6 @@ from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
 from belljar.plan import qemu
-from belljar.plan.jail import JailBind
 from belljar.plan.make import oci_limits
 from belljar.plan.oci import oci_shape
 from belljar.policy.limits import Resources, Tier
@@ -127,7 +126,7 @@ async def boots_under(
             shape=shape,
             limits=qemu.vmm_limits(shape, deadline_s + 20),
             root=ensure_vmm_root(home, accel),
-            binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
+            binds=binds,
         )
         try:
             async with AsyncExitStack() as owner:

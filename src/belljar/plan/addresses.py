@@ -105,7 +105,7 @@ def lay_out(
 
 
 def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:
-    """Purposes are independent of each other."""
+    """Draw numbers that are independent for each purpose."""
     block = 0
     while True:
         digest = hashlib.sha256(b"%d\0%s\0%s" % (block, purpose.encode(), random_bytes)).digest()
@@ -145,7 +145,7 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _mac(stream: Iterator[int]) -> str:
-    """It is unicast and locally administered (IEEE 802)."""
+    """Draw one, unicast and locally administered (IEEE 802)."""
     drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
     drawn[0] = (drawn[0] & 0xFC) | 0x02
     return drawn.hex(":")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
@@ -20,8 +23,6 @@ from belljar.units import format_duration, format_size, printable
 if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
     from belljar.policy.model import Policy
-
-# ---- obstacles
 
 
 class ObstacleError(HostError):
@@ -62,8 +63,7 @@ def warnings_of(
         yield f"this range reaches something real ({hosts}): {what}"
 
 
-# ---- the whole plan; every dynamic string is escaped
-
+# Every dynamic string is escaped.
 _LABEL_WIDTH: Final = 10
 _MAX_PROGRAM_CHARS: Final = 200  # an image's command may be a whole script
 
@@ -135,74 +135,19 @@ def _decoys(policy: Policy) -> Iterator[str]:
 
 _SHOWN_DIGITS: Final = 12  # as many as `docker images` shows; `--json` has all
 
-# ---- layers and bounds
 
-_SHARED: Final = "this host's kernel, shared"
-_JAIL: Final = (
-    "namespaces of the cell's own (all seven), a read-only root with only its files, ids that no "
-    "other user has (this user's subordinate ids, unless root runs it), no capability outside, "
-    "control groups"
-)
-_CONTAINER: Final = (
-    "a second user namespace and all others (but the network's, in a range), no capability beyond "
-    "the image's root's, no new privileges, system calls denied by default, six devices and the "
-    "policy's GPUs, covered /proc, no sysfs"
-)
-_WORKLOAD: Final = (
-    "the policy's user, an empty bounding set unless that is root, no new privileges, a second "
-    "system call filter"
-)
-# Of each tier, outermost first: name, what it is, who enforces it, and how good that is.
-_LAYERS: Final[Mapping[Tier, tuple[Layer, ...]]] = {
-    Tier.CONTAINER: (
-        Layer("jail", _JAIL, _SHARED, "shared"),
-        Layer("container", _CONTAINER, _SHARED, "shared"),
-        Layer("workload", _WORKLOAD, _SHARED, "shared"),
-    ),
-    Tier.GVISOR: (
-        Layer("jail", _JAIL, _SHARED, "shared"),
-        Layer(
-            "gvisor",
-            "a kernel in user space; files through a server of its own (gofer), a network stack of "
-            "its own",
-            "gVisor's sentry (systrap) and its filter of this host's system calls",
-            "enforced",
-        ),
-        Layer("workload", _WORKLOAD, "gVisor's kernel", "enforced"),
-    ),
-    Tier.MICROVM: (
-        Layer(
-            "jail",
-            "the VMM's own namespaces (all seven), a read-only root with only its files, a uid "
-            "that no other user has (this user's own, unless root runs it), no capabilities, no "
-            "new privileges, seccomp",
-            "this host's kernel",
-            "enforced",
-        ),
-        Layer(
-            "microvm",
-            "a virtual machine with a kernel of its own; its disks are read-only, and only a "
-            "range's cell has a network device",
-            "the processor (KVM) and QEMU",
-            "hardware",
-        ),
-        Layer(
-            "container",
-            "the workload's own namespaces in the guest, shifted user ids, seccomp, no guest "
-            "devices, no modules",
-            "the guest's kernel",
-            "enforced",
-        ),
-    ),
-}
+@cache
+def _tiers() -> Mapping[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("layers.toml").read_text("utf-8"))
 
 
 def layers_of(tier: Tier, *, emulated: bool) -> tuple[Layer, ...]:
+    layers = (Layer(**each) for each in _tiers()[tier.value]["layers"])
     return tuple(
         replace(layer, enforced_by="QEMU's emulator (TCG)", state="emulated")
         if emulated and layer.state == "hardware"
         else layer
-        for layer in _LAYERS[tier]
+        for layer in layers
     )
 
 
@@ -250,14 +195,14 @@ def blast_radius(
     if env:
         read.append(f"the environment: {', '.join(printable(name) for name in sorted(env))}")
     nothing = "no internet, no LAN, no metadata service, no DNS, no other cell"
-    seen, no_network, kernel = _OF_TIER[tier]
-    reach = [f"no network: {no_network}, so {nothing}"]
+    own = _tiers()[tier.value]
+    reach = [f"no network: {own['no_network']}, so {nothing}"]
     if network is not None:
         reach = list(_reached(network))
         consumed += _network_bounds(network)
     reach += [
         "this host by one byte pipe, whose every frame is checked",
-        *kernel,
+        *own["kernels"],
         f"tools outside of it (MCP servers, web search): {printable(str(policy.host_tools_rule))}",
     ]
     if (model := policy.model) is not None:
@@ -279,30 +224,10 @@ def blast_radius(
     disk = format_size(policy.resources.disk_bytes)
     write = f"its own copy of the file system, in memory, at most {disk}, gone with the cell"
     nowhere = "nothing on this host, and nothing another cell can read"
-    read.append(seen)
+    read.append(own["seen"])
     return BlastRadius(
         read=tuple(read), write=(write, nowhere), reach=tuple(reach), consume=consumed
     )
-
-
-# Of each tier: what is seen of the host, why there is no network, and which kernel is reached.
-_OF_TIER: Final[Mapping[Tier, tuple[str, str, tuple[str, ...]]]] = {
-    Tier.CONTAINER: (
-        "no directory, file or process of this host; its kernel's version, memory, load, uptime",
-        "a network namespace of its own with nothing but its loopback",
-        ("this host's kernel, by the system calls of an allow list (`plan --json` has it)",),
-    ),
-    Tier.GVISOR: (
-        "no directory, file, device or process of this host; the number of its processors",
-        "gVisor's own stack with nothing but its loopback",
-        ("gVisor's kernel; this host's only by what that one asks of it",),
-    ),
-    Tier.MICROVM: (
-        "nothing of this host: no directory, file, device or process",
-        "the cell has no network device",
-        (),
-    ),
-}
 
 
 def _reached(network: NetworkPlan) -> Iterator[str]:

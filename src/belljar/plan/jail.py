@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 
 INNER_ID: Final = 1000  # of the VMM in its namespace: an ordinary user's, never root's
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
@@ -41,7 +42,7 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """`uids` and `gids` are an OCI workload's, beside its stage."""
+    """`uids` and `gids` are an OCI workload's."""
 
     host_uid: int
     host_gid: int
@@ -68,13 +69,11 @@ def nested_cell_ids() -> JailIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailMount:
-    """One mount in the new root, in order; `target` exists there, or is made on a tmpfs.
+    """One mount in the new root; `target` exists there, or is made on a tmpfs.
 
-    - `bind`: `source`, as a `JailBind`.
+    - `bind`: `source`, noexec, read-only unless `writable`.
     - `tree`: directory `source`, read-only; `shift` (id on disk, host id, count) id-maps it.
-    - `device`: `source`, one character device.
     - `tmpfs`: at most `size_bytes` and `inodes`; noexec unless `executable`.
-    - `proc`, `sysfs` and `cgroup`: the jail's own.
     - `overlay`: of `lower`, `upper` and `work` in the new root; the last two are made.
     """
 
@@ -93,16 +92,8 @@ class JailMount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JailBind:
-    """The host's file, noexec and read-only."""
-
-    source: Path
-    target: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """`kept` and `stdin` are the program's; a byte on `network` says ready."""
+    """A byte on `network` says that the link is ready."""
 
     lifeline: int
     status: int
@@ -126,7 +117,7 @@ class JailSpec:
     identity: JailIdentity
     limits: JailLimits
     memory_by_rlimit: bool
-    binds: tuple[JailBind, ...] = ()
+    binds: Mapping[str, Path] = field(default_factory=dict)  # host files, noexec and read-only
     cgroups: tuple[Path, ...] = ()
     ids: JailIds | None = None
     mounts: tuple[JailMount, ...] = ()
@@ -164,7 +155,7 @@ def jail_argv(
         *("--lifeline", str(fds.lifeline), "--status", str(fds.status)),
         *("--lifetime-ms", str(round(spec.limits.lifetime_s * 1000))),
         *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
-        *(word for bind in spec.binds for word in ("--bind", str(bind.source), bind.target)),
+        *(word for to, at in spec.binds.items() for word in ("--bind", str(at), to)),
         *(word for mount in spec.mounts for word in _mount(mount)),
         *(word for path in spec.cgroups for word in ("--cgroup", str(path))),
         *(word for name, value in _rlimits(spec) for word in ("--rlimit", name, str(value))),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 PLAN_FORMAT: Final = 2  # a reader of a run directory's plan tells by it which fields to expect
 REAL: Final = "REAL network: "  # how a sentence about something real begins
-# `shared`: as good as the host's kernel.
-LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Layer:
     name: str
     what: str
     enforced_by: str
-    state: LayerState
+    state: Literal["enforced", "hardware", "emulated", "shared"]  # shared: the host's kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ ObstacleCode = StrEnum(  # one reason, as programs tell them apart
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why this host can't. It is not escaped."""
+    """One reason why this host can't, not escaped."""
 
     code: ObstacleCode
     what: str
@@ -74,7 +72,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """`image` None: the plan can only be shown."""
+    """One cell's plan; without `image` it is only shown."""
 
     policy: Policy
     risk: Risk

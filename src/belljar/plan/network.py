@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
 DNS_PORT: Final = 53  # RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
 TARGET_KINDS: Final = frozenset({"cell", "python"})  # kinds that a target cell answers
 DIAL_BYTES: Final = 512  # of an upstream's budget for each dial's own packets
-Default: TypeAlias = Literal["deny", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class StandInPlan:
 
     @property
     def is_detached(self) -> bool:
-        """It has no network device."""
+        """The cell has no network device."""
         return self.is_target and self.settings.get("networks") == []
 
     @property
@@ -112,7 +111,7 @@ class NetworkPlan:
     """`controllers` are the host's."""
 
     stand_ins: tuple[StandInPlan, ...] = ()
-    default: Default = "deny"
+    default: Literal["deny", "simulate"] = "deny"
     sink: bool = False
     upstreams: tuple[UpstreamPlan, ...] = ()
     bounds: NetworkBounds = field(default_factory=NetworkBounds)

@@ -33,7 +33,6 @@ def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: AN
 DADDR: Final = field("ip", "daddr")
 TCP: Final = match(L4PROTO, "tcp")
 
-
 # Where a packet goes and comes from, as a set's element.
 DESTINATION: Final[Statement] = {"concat": [DADDR, L4PROTO, field("th", "dport")]}
 SOURCE: Final[Statement] = {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}
@@ -44,7 +43,7 @@ def marked(mark: int) -> Statement:
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
-    """Only `are` is set of these."""
+    """Match where only `are` is set of these."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
@@ -78,7 +77,7 @@ canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode  # keys 
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Leave out handles and counts."""
+    """Compare a listing with `render_rules`, but for handles and counts."""
     try:
         have = known_rules(listed)
     # A listing in another shape may hide a change: it counts as one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import socket
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,9 @@ from belljar.dataclass import dataclass, replace
 from belljar.host.model import RuntimeFact
 from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.plan.qemu import GuestLimits
+from belljar.policy import limits
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
-OCI_VERSION: Final = "1.0.2"
 ID_COUNT: Final = 1 << 16  # as many as subordinate ids are handed out at once; `nobody` is 65534
 AGENT_IN_CELL: Final = "/dev/.i"  # gone before the workload runs; a neutral name
 PROBE_IN_CELL: Final = "/dev/.p"
@@ -31,17 +32,6 @@ _MAX_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096  # a page: a smaller file takes one all the same
 _MIN_INODES: Final = 16_384  # a small disk still holds a tree of small files
 _MAX_INODES: Final = 4_194_304  # a tmpfs holds inodes in the kernel's memory
-
-
-_CAPABILITIES: Final = (
-    # What the image's root has when a policy's user is root; the agent hands on no more, and
-    # nothing at all to anybody else.
-    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP "
-    "SETGID SETPCAP SETUID SYS_CHROOT "
-    # The agent's alone, until it has taken away the files it came by and set the host name (RENEW).
-    "SYS_ADMIN"
-)
-AGENT_CAPABILITIES: Final = tuple(f"CAP_{name}" for name in _CAPABILITIES.split())
 _MASKED: Final = (
     "acpi asound bus config.gz consoles driver dynamic_debug fs irq scsi pressure cmdline kcore "
     "keys key-users kmsg kallsyms modules latency_stats lockdep lock_stat timer_list "
@@ -60,7 +50,6 @@ CPU_FILES: Final = tuple(  # all that is shown of the host's sysfs
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
 )
 
-
 _WORD: Final = 0xFFFF_FFFF  # of most arguments the kernel looks at the lower 32 bits alone
 # The machine's own: 32-bit and x32 calls on x86_64 kill the caller.
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
@@ -70,7 +59,6 @@ ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARC
 class CallGroup:
     """`error` None allows, 0 pretends."""
 
-    why: str
     calls: tuple[str, ...]
     any_of: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     error: int | None = None
@@ -94,12 +82,12 @@ def seccomp_profile(
         own = {call for group in rules["gvisor"] for call in group.calls}
         groups = (*rules["gvisor"], *(_without(group, own) for group in groups))
     if rights.calls:
-        opened = CallGroup(why="rights of the plan", calls=rights.calls)
+        opened = CallGroup(calls=rights.calls)
         groups = (opened, *(_without(group, set(rights.calls)) for group in groups))
     # Tools that set up or watch a network need packet sockets: the right brings them along.
     if "NET_ADMIN" in rights.capabilities:
         packets = ((_masked(0, socket.AF_PACKET),),)
-        opened = CallGroup(why="rights of the plan", calls=("socket",), any_of=packets)
+        opened = CallGroup(calls=("socket",), any_of=packets)
         groups = (opened, *groups)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
@@ -111,8 +99,6 @@ def seccomp_profile(
 
 @cache
 def load_rules() -> Mapping[str, tuple[CallGroup, ...]]:
-    import tomllib  # here: the microvm tier needs no profile
-
     data = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text())
     return {
         name: tuple(_group(item, _ERRORS.get(name)) for item in items)
@@ -130,7 +116,6 @@ def _group(item: Mapping[str, Any], error: int | None) -> CallGroup:
         at = unless["argument"]
         any_of += [(*also, _masked(at, value, mask)) for value, mask in allowed]
     return CallGroup(
-        why=item["why"],
         calls=tuple(item["calls"]),
         any_of=tuple(any_of),
         error=int(getattr(errno, item["error"])) if "error" in item else error,
@@ -234,16 +219,15 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     config["hostname"] = cell.hostname
     config["root"]["path"] = cell.root
     binds = [(cell.agent, AGENT_IN_CELL), *([(cell.probe, PROBE_IN_CELL)] if cell.probe else [])]
-    config["mounts"] += [_bind(source, target, executable=True) for source, target in binds]
+    config["mounts"] += [_bind(source, target) for source, target in binds]
     for path in shape.devices:  # the jail's node, of a file system that may have nodes
-        bind = _mount(path, "bind", "bind", "rw", "nosuid", "noexec")
-        config["mounts"].append(bind | {"source": path})
+        config["mounts"].append(_mount(path, "bind", "bind", "rw", "nosuid", "noexec", source=path))
     if cell.weights:
-        config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
+        config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL, "noexec"))
     if cell.tmp:  # in place of gVisor's own tmpfs: of two mounts at one place only the last is seen
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
-        tmp = _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev")
-        config["mounts"].append(tmp | {"source": cell.tmp})
+        tmp = _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev", source=cell.tmp)
+        config["mounts"].append(tmp)
     if cell.has_port:
         # runc leaves the container in the stage's, over which the container's users have no right.
         # runsc must be told of it, and copies what it finds there into its own network.
@@ -287,8 +271,6 @@ _RUNSC_FLAGS: Final = (
     "--directfs=false",  # the sentry opens no file of the jail itself: the gofer does
     "--oci-seccomp",
 )
-
-
 _NAMESPACES: Final = ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
 
 
@@ -300,7 +282,10 @@ def _config(
     shm = ("nosuid", "noexec", "nodev", "mode=1777", f"size={shm_bytes}")
     # Group 5 is `tty` in common images.
     pts = ("newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}")
-    capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
+    # The agent hands them on to root alone. SYS_ADMIN is its own, until it has taken away the files
+    # it came by and set the host name (RENEW).
+    names = (*sorted(limits.USUAL_CAPABILITIES), "SYS_ADMIN", *rights.capabilities)
+    capabilities = [f"CAP_{name}" for name in names]
     # No runtime can raise a hard limit above its own without a capability (setrlimit(2)).
     soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
     id_lines = [{"containerID": 0, "hostID": WORKLOAD_ROOT, "size": ID_COUNT}]
@@ -312,7 +297,7 @@ def _config(
             _mount("/tmp", "tmpfs", *tmp),  # noqa: S108 - the cell's own directory
         )
     return {
-        "ociVersion": OCI_VERSION,
+        "ociVersion": "1.0.2",
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
@@ -347,13 +332,13 @@ def _config(
     }
 
 
-def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:
-    return {"destination": target, "type": kind, "source": kind, "options": list(options)}
+def _mount(target: str, kind: str, *options: str, source: str = "") -> dict[str, Any]:
+    of = source or kind
+    return {"destination": target, "type": kind, "source": of, "options": list(options)}
 
 
-def _bind(source: str, target: str, *, executable: bool = False) -> dict[str, Any]:
-    options = ["bind", "ro", "nosuid", "nodev", *(() if executable else ("noexec",))]
-    return {"destination": target, "type": "bind", "source": source, "options": options}
+def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
+    return _mount(target, "bind", "bind", "ro", "nosuid", "nodev", *options, source=source)
 
 
 # A shared kernel's sysfs is the host's: an empty directory in its place, with the few files that
@@ -362,5 +347,5 @@ _SYS_OF_HOST: Final = (
     _mount(
         "/sys", "tmpfs", "nosuid", "noexec", "nodev", "mode=755", "size=64k", "nr_inodes=32", "ro"
     ),
-    *(_bind(path, path) for path in CPU_FILES),
+    *(_bind(path, path, "noexec") for path in CPU_FILES),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -118,7 +118,7 @@ def read_text(value: object, what: str) -> str:
 def checked(
     what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
-    """Take text that `accepts`; else `error` follows it."""
+    """Take text for which `accepts` is true."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
         text = read_text(value, what)
@@ -201,6 +201,9 @@ ENV_VALUE: Final = checked(
     f"is too long: at most {MAX_ENV_VALUE_BYTES} bytes",
     lambda text: len(text.encode()) <= MAX_ENV_VALUE_BYTES,
 )
+Env: TypeAlias = Annotated[  # all of it goes along with each command
+    Mapping[Annotated[str, ENV_NAME], Annotated[str, ENV_VALUE]], Field(max_length=1024)
+]
 # Not the policy's own directory, which holds the policy and whatever lies beside it.
 DIRECTORY: Final = _paths(
     "a directory",
@@ -224,7 +227,6 @@ URL_PATH: Final = checked(
     "is not the path of a URL, as in `/health`",
     re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII).fullmatch,
 )
-
 
 # What stands behind a port's slash; `tls` is HTTPS, `smtps` is mail within TLS.
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")

@@ -40,7 +40,7 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
 
 @contextmanager
 def open_regular(directory: Path, name: str) -> Iterator[int]:
-    """Raises as `open_beneath`, and `ValueError`."""
+    """Raises `ValueError` for anything else, and as `open_beneath`."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
@@ -140,8 +140,6 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
     yield Entry(path=path, kind="directory", mode=mode)
     with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
         names = sorted(entry.name for entry in islice(listed, max_entries + 1))
-    if len(names) > max_entries:
-        raise ValueError(f"more than {max_entries:,} files and directories")
     for name in names:
         at = f"{path}/{name}" if path else name
         # Bytes that are no UTF-8 come as surrogates, which neither JSON nor the cell's files can

@@ -108,12 +108,9 @@ class Stop(StrEnum):
     ALL = "stop_all"
 
 
-# By default only a breach ends an evaluation.
-DEFAULT_STOPS: Final[Mapping[Trigger, Stop]] = MappingProxyType({Trigger.BREACH: Stop.RUN})
-
-
 def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
-    return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
+    # By default only a breach ends an evaluation.
+    return stops.get(trigger, Stop.RUN if trigger is Trigger.BREACH else Stop.NOTHING)
 
 
 GUARD_CLASSES: Final = ("card", "iban", "email")  # looked for only where a policy names it

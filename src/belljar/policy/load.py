@@ -116,17 +116,16 @@ class Examined(NamedTuple):
 def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> Examined:
     """Return a text's policy and problems."""
     tree = yaml_tree.read_tree(text)
-    if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
-        first = next(iter(tree.problems), None)
+    first = tree.problem
+    is_read = isinstance(tree.value, dict) if first is None else len(text) <= yaml_tree.MAX_BYTES
+    if is_read and ("belljar",) not in tree.keys:
         # It may be anyone's secret: nothing of it is shown.
-        if first is None or len(text) <= yaml_tree.MAX_BYTES:
-            mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
-            what = "is not valid YAML for a policy, and has" if first is not None else "has"
-            why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
-            first = Problem(mark=mark, field="", message=why)
+        mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
+        what = "is not valid YAML for a policy, and has" if first is not None else "has"
+        why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
+        first = Problem(mark=mark, field="", message=why)
+    if first is not None:
         return Examined(None, (first,))
-    if tree.problems:
-        return Examined(None, tuple(tree.problems))
     if not isinstance(tree.value, dict):
         # It may be anyone's secret: nothing of it is shown.
         why = f"expected a mapping of fields, as in `risk: high`, got {kind_of(tree.value)}"

@@ -52,7 +52,7 @@ class PresetPolicy:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Its cell has one."""
+        """It has one."""
         return (self.image,)
 
     @property
@@ -87,13 +87,13 @@ PRESETS: Final = {preset.name: preset for preset in _PRESET_POLICIES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPolicy:
-    """`base`: the directory of its files, if any; `data`: a compose file's."""
+    """A policy with its source; `base` is the directory of its files."""
 
     policy: Policy
     text: bytes
     source: str
     base: Path | None = None
-    data: TaskData | None = None
+    data: TaskData | None = field(default=None, hash=False)
     weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:

@@ -20,7 +20,6 @@ from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demande
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
-from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
 NO_NETWORK: Final = "none"  # a task's wish for no network, whatever its policy has
@@ -32,8 +31,6 @@ _CONTENT: Final[Mapping[str, Any]] = {  # fields that open nothing, and their va
     "env": {},
     "files": (),
 }
-
-
 _STOPS: Final = [*Stop].index
 
 
@@ -129,7 +126,7 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
 def is_closed(network: Network) -> bool:
     """It reaches only its own range's cells."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
-    return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
+    return is_plain and len(network.targets) == len(network.stand_ins)
 
 
 def _is_alike(network: Network, other: Network | None) -> bool:
@@ -149,8 +146,7 @@ def _held_cells(network: Network, bound: Policy, least: Tier) -> Network:
                 "tier": None if item.tier is not None and item.tier < least else item.tier,
             }
         )
-        for name, item in network.stand_ins.items()
-        if isinstance(item, TargetStandIn)
+        for name, item in network.targets.items()
     }
     return network.model_copy(update={"stand_ins": held})
 
@@ -298,9 +294,8 @@ def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
     for name in Record.model_fields:
         if getattr(was.record, name) != getattr(now.record, name):
             yield _fact(f"network.record.{name}", more)
-    for name, item in was.stand_ins.items():
-        held = now.stand_ins.get(name)
-        if isinstance(item, TargetStandIn) and isinstance(held, TargetStandIn):
+    for name, item in was.targets.items():
+        if held := now.targets.get(name):
             where = f"service {name}"
             if item.rights != held.rights:
                 yield _fact("rights", more, where=where)

@@ -1,4 +1,4 @@
-"""What a policy says, as a person wrote it, typed: frozen, strict, nothing unknown."""
+"""A policy as a person wrote it, typed: frozen and strict."""
 
 from __future__ import annotations
 
@@ -29,15 +29,9 @@ from belljar.policy.guarding import SERVICE_PORTS, Action, DecoyKind, GuardRules
 from belljar.policy.limits import HostTools, Resources, Risk, Tier, demanded_tier, usual_host_tools
 from belljar.policy.network import Network, read_network
 from belljar.policy.sections import FilesField, HostToolsField, ModelBlock, ResourcesField, Rights
-from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
 MAX_DECOYS: Final = 64  # each is minted, placed and watched before a sample begins
-MAX_COUNT: Final = 1000
-MAX_PROTECTED: Final = 64
-MAX_COLUMNS: Final = 64
-STANDARD: Final = "standard"
-NONE: Final = "none"
 
 
 def _read_place(value: object) -> str:
@@ -64,7 +58,6 @@ Id: TypeAlias = Annotated[
     ),
 ]
 
-
 # Files that can hold the login of a service.
 _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
 
@@ -78,7 +71,7 @@ class DecoySpec(Strict):
     """What it pretends to be."""
     place: Annotated[str, kinds.FieldKind(_read_place)] = ""
     """Its path (`~/`: the user's home; default the kind's), or a service's NAME or NAME:PORT."""
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many records it has, where its kind holds several."""
     template: Annotated[str, kinds.TEXT] = ""
     """Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also
@@ -135,12 +128,12 @@ STANDARD_DECOYS: Final = (  # `decoys: standard`: those of a developer's machine
 
 
 def _read_decoys(value: object) -> object:
-    if value is None or value == NONE:
+    if value is None or value == "none":
         return ()
-    if value == STANDARD:
+    if value == "standard":
         value = STANDARD_DECOYS
     if not isinstance(value, list | tuple) or len(value) > MAX_DECOYS:
-        raise ValueError(f"expected `{STANDARD}`, `{NONE}` or a list of at most {MAX_DECOYS}")
+        raise ValueError(f"expected `standard`, `none` or a list of at most {MAX_DECOYS}")
     return tuple(value)
 
 
@@ -172,9 +165,7 @@ class ProtectedText(Strict):
     """Names it in events."""
     file: Annotated[str, kinds.SOURCE] = ""
     """A file below the policy's directory: CSV, or one value a line."""
-    columns: Annotated[
-        tuple[Annotated[str, kinds.LINE], ...], list_of(MAX_COLUMNS, min_count=0)
-    ] = ()
+    columns: Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of(64, min_count=0)] = ()
     """Columns of a CSV file whose values are looked for."""
     value: Annotated[str, kinds.LINE] = ""
     """One value."""
@@ -199,17 +190,16 @@ def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
 class GuardText(Strict):
     """What the egress guard looks for and does."""
 
-    protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = ()
+    protect: Annotated[tuple[ProtectedText, ...], list_of(64, min_count=0)] = ()
     """Data of your own that may not leave."""
     classes: Annotated[tuple[Literal["card", "iban", "email"], ...], list_of(3, min_count=0)] = ()
-    """Personal data that is looked for. Credentials, private keys and seed phrases always are."""
+    """Personal data that is looked for, beside credentials, keys and seed phrases."""
     action: Annotated[
         Mapping[Annotated[Place, kinds.WORD], Annotated[Action, kinds.WORD]],
         AfterValidator(_check_actions),
     ] = {}
-    """What becomes of what is found. In `range` (sent within the range) and `upstream` (to a real
-    service): flag, block, stop. In `output` (taken out of a cell) and `model` (to the model's
-    provider): flag, redact, stop."""
+    """What becomes of it. In `range` (sent within) and `upstream` (to a real service): flag, block,
+    stop. In `output` (taken out) and `model` (to its provider): flag, redact, stop."""
 
     def rules(self) -> GuardRules:
         """Return the same without pydantic."""
@@ -229,16 +219,14 @@ else:
         AfterValidator(_specs),
         PlainSerializer(
             lambda specs: (
-                STANDARD
+                "standard"
                 if specs == STANDARD_DECOYS
-                else [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs] or NONE
+                else [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs]
+                or "none"
             ),
             return_type=Literal["none", "standard"] | list[dict[str, Any]],
         ),
     ]
-
-
-MAX_VARIABLES: Final = 1024  # all of them go along with each command of a cell
 
 
 class Policy(Strict):
@@ -262,9 +250,7 @@ class Policy(Strict):
     """Who runs commands: a name, a uid, or uid:gid. Default the image's user."""
     workdir: Annotated[str, kinds.WORKDIR] | None = None
     """Where commands run. Default the image's working directory."""
-    env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
-        default_factory=dict, max_length=MAX_VARIABLES
-    )
+    env: kinds.Env = Field(default_factory=dict)
     """Environment variables, added to the image's; read-only."""
     files: FilesField = ()
     """Files that are copied in."""
@@ -273,20 +259,20 @@ class Policy(Strict):
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
         WrapSerializer(lambda network, dump: "none" if network is None else dump(network)),
     ] = Field(default=None, json_schema_extra={"default": "none"})
-    """What the cell reaches, all of it simulated. none: it has no network device at all."""
+    """What the cell reaches, all of it simulated. none: it has no network device."""
     rights: Rights | None = None
     """What the workload may do inside its cell beyond an ordinary container's. Granted by a tier
     whose kernel is the cell's own."""
     host: sections.HostRules | None = None
-    """What the host must be for a cell to run on it. Default: nothing."""
+    """What must hold of the host. Default: nothing."""
     host_tools: HostToolsField = None
-    """Tools of the evaluation that act outside of the cell (MCP servers, web search). Default
-    refuse for risk high and critical, report below."""
+    """Tools that act outside of the cell (MCP servers, web search). Default refuse for risk high
+    and critical, report below."""
     decoys: DecoysField = Field(default=(), json_schema_extra={"default": "none"})
     """Fake secrets and services, made for each sample alone: `none`, `standard`, or a list."""
     guard: GuardText | None = None
-    """What is looked for in all that leaves the cell, and what becomes of it. Default: credentials
-    and decoys are flagged, and blocked on their way to a real service."""
+    """What is looked for in all that leaves the cell. Default: credentials and decoys are flagged,
+    and blocked on their way to a real service."""
     snapshots: bool = False
     """Whether a cell in use may be saved and forked."""
     model: ModelBlock | None = None
@@ -311,8 +297,8 @@ class Policy(Strict):
             if network.upstreams and risk > Risk.MEDIUM:
                 raise AtError(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
             least = demanded_tier(risk, info.data.get("tier"))
-            for name, item in network.stand_ins.items():
-                if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
+            for name, item in network.targets.items():
+                if item.tier is not None and item.tier < least:
                     why = f"tier `{item.tier}` is less than this range's, `{least}`; a tier can"
                     raise AtError(f"{why} only be raised", "stand_ins", name, "tier")
         return network
@@ -339,7 +325,7 @@ class Policy(Strict):
         network: Network | None = info.data["network"]
         stand_ins = {} if network is None else network.stand_ins
         names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
-        has_metadata = any(isinstance(item, MetadataStandIn) for item in stand_ins.values())
+        has_metadata = any(item.kind == "metadata" for item in stand_ins.values())
         for index, decoy in enumerate(decoys):
             if not decoy.is_service:
                 continue
@@ -366,9 +352,8 @@ class Policy(Strict):
     @property
     def images(self) -> tuple[str, ...]:
         """The images of its cell and target cells, unique."""
-        others = self.network.stand_ins.values() if self.network else ()
-        targets = (item.image for item in others if isinstance(item, TargetStandIn))
-        return tuple(dict.fromkeys((self.image, *targets)))
+        targets = self.network.targets.values() if self.network else ()
+        return tuple(dict.fromkeys((self.image, *(target.image for target in targets))))
 
     @property
     def host_tools_rule(self) -> HostTools:
@@ -381,13 +366,11 @@ class Policy(Strict):
         return self.guard.rules() if self.guard else GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values, in bytes and seconds, with defaults."""
+        """Return JSON values, in bytes and seconds."""
         return self.model_dump(mode="json")
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    if not issubclass(model, Strict):
-        return
     (cls,) = ast.parse(inspect.getsource(model)).body
     for field, below in pairwise(getattr(cls, "body", ())):
         match field, below:
@@ -401,7 +384,7 @@ def policy_schema() -> dict[str, Any]:
     for name, described in [("Policy", schema), *schema["$defs"].items()]:
         properties = described.get("properties", {})
         for cls in reversed(models[name].mro() if properties else ()):
-            for field, text in _docstrings(cls):
+            for field, text in _docstrings(cls) if issubclass(cls, Strict) else ():
                 properties[field]["description"] = text
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return dialect | schema | {"title": "Belljar policy"}

@@ -10,13 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from belljar.policy import fields as kinds
 from belljar.policy.fields import MAX_NAMES, MAX_PORTS, AtError, HostNames, Ports, Strict, list_of
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.stand_ins import (
-    MODELS,
-    AnyStandIn,
-    MetadataStandIn,
-    NetworksField,
-    TargetStandIn,
-)
+from belljar.policy.stand_ins import MODELS, AnyStandIn, NetworksField, TargetStandIn
 from belljar.units import did_you_mean, listed, quoted
 
 MAX_STAND_INS: Final = 64  # each has an address of the range, and a row of the plan
@@ -25,8 +19,6 @@ MAX_UPSTREAMS: Final = 32  # a reviewer reads each reason: a longer list would b
 RUN_BUDGETS: Final = 100  # a run's default budget, in samples' budgets
 MIN_REASON_CHARS: Final = 10  # an upstream is real: a word alone tells a reviewer nothing
 MAX_REASON_CHARS: Final = 500  # a sentence, not a page: a plan with many of them must stay readable
-
-
 _REASON: Final = kinds.checked(
     "a reason",
     f"is not a reason: write one sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters",
@@ -46,12 +38,10 @@ class Upstream(Strict):
     """HTTP methods that are passed on."""
     budget: Annotated[int, kinds.size("1KiB", "100GiB")]
     """The most bytes of each sample, both directions; a dial costs 512."""
-    run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = Field(
-        default=None,
-        description=f"The most of all samples of a run. Default: {RUN_BUDGETS} times `budget`.",
-    )
+    run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = None
+    """The most of all samples of a run. Default: 100 times `budget`."""
     reason: Annotated[str, _REASON]
-    """Why a stand-in would not do, in a sentence; shown in plan and report."""
+    """Why a stand-in would not do, in a sentence."""
 
     @property
     def whole_run(self) -> int:
@@ -69,7 +59,7 @@ class Record(Strict):
     """The bounds of a range's record."""
 
     packets: Annotated[int, kinds.size("1MiB", "64GiB")] = kinds.amount("512MiB")
-    """The packet record at most; a cell that sends more makes the sample void."""
+    """The packet record; a cell that sends more makes the sample void."""
     events: Annotated[int, kinds.size("16MiB", "1TiB")] = kinds.amount("1GiB")
     """The range's events and kept bodies at most; a further one ends the range."""
 
@@ -129,9 +119,7 @@ class Network(Strict):
         if len(patterns) > MAX_NAMES:
             raise AtError(f"{len(patterns)} names; at most {MAX_NAMES} are allowed", "stand_ins")
         seen: dict[str, str] = {}
-        services = [
-            name for name, item in self.stand_ins.items() if isinstance(item, MetadataStandIn)
-        ]
+        services = [name for name, item in self.stand_ins.items() if item.kind == "metadata"]
         if len(services) > 1:
             raise AtError("only one metadata service is allowed", "stand_ins", services[1], "kind")
         for pattern, owner, path in patterns:
@@ -140,15 +128,13 @@ class Network(Strict):
                 raise AtError(why, *path)
             seen[pattern] = owner
             is_known = any(kinds.covers(pattern, name) for name in kinds.METADATA_NAMES)
-            may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
-            if is_known and path[0] != "own_cell" and not may_be_one:
+            may_be_one = owner in {*services, *self.targets} or path[0] == "own_cell"
+            if is_known and not may_be_one:
                 raise AtError("is a metadata service's: use a stand-in of kind `metadata`", *path)
         # Target cells start in the order in which they are written: one can only await those
         # before it.
         before: set[str] = set()
-        for name, item in self.stand_ins.items():
-            if not isinstance(item, TargetStandIn):
-                continue
+        for name, item in self.targets.items():
             for index, awaited in enumerate(item.awaits or ()):
                 if awaited not in before:
                     why = f"{quoted(awaited)} is not a target cell that is listed before this one"
@@ -159,19 +145,21 @@ class Network(Strict):
         return self
 
     @property
+    def targets(self) -> dict[str, TargetStandIn]:
+        items = self.stand_ins.items()
+        return {name: item for name, item in items if isinstance(item, TargetStandIn)}
+
+    @property
     def has_cells(self) -> bool:
         """A cell of the range has a network device."""
-        targets = (item for item in self.stand_ins.values() if isinstance(item, TargetStandIn))
-        cells = (self.own_cell, *targets)
+        cells = (self.own_cell, *self.targets.values())
         return any(cell is None or cell.networks != () for cell in cells)
 
     def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
         """Yield each host name, its owner, and its place."""
         for name, item in self.stand_ins.items():
-            yield from (
-                (pattern, name, ("stand_ins", name, "names", at))
-                for at, pattern in enumerate(item.names)
-            )
+            for at, pattern in enumerate(item.names):
+                yield pattern, name, ("stand_ins", name, "names", at)
         for at, pattern in enumerate(self.own_cell.names if self.own_cell is not None else ()):
             yield pattern, "own_cell", ("own_cell", "names", at)
         for index, upstream in enumerate(self.upstreams):

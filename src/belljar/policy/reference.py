@@ -35,7 +35,7 @@ _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Two names of one image are equal."""
+    """An image's name; two names of one image are equal."""
 
     registry: str
     path: str
@@ -49,7 +49,7 @@ class Reference:
 
     @property
     def familiar(self) -> str:
-        """People write it so, without defaults."""
+        """It lacks all defaults, as people write it."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
         suffix = _suffix("" if is_latest else self.tag, self.digest)
         if self.registry == DEFAULT_REGISTRY:
@@ -62,7 +62,7 @@ class Reference:
 
     @property
     def untagged(self) -> Reference:
-        """It has no tag if it has a digest."""
+        """It keeps the tag only without a digest."""
         return replace(self, tag="") if self.digest else self
 
 

@@ -24,7 +24,6 @@ MAX_TOOLS: Final = 64
 MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
 
-
 # As written; it is normalised where it is looked up. `parse_reference` raises what is wrong.
 IMAGE: Final = kinds.checked(
     "an image", "", lambda image: IMAGE_ID.fullmatch(image) or parse_reference(image)
@@ -47,11 +46,9 @@ class ResourcesText(Strict):
     exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
         _DEFAULT.exec_timeout_s, json_schema_extra={"default": "10m"}
     )
-    """After this long a command without a timeout of its own is killed with its whole tree. From 1s
-    to 1d, at most the lifetime."""
+    """A command without one of its own is killed then. From 1s to 1d, at most the lifetime."""
     output: Annotated[int, kinds.size("1KiB", "256MiB")] = kinds.amount("10MiB")
-    """The most that is kept of each output stream of one command; the rest is dropped and counted.
-    From 1KiB to 256MiB."""
+    """Kept of each stream of one command; the rest is dropped and counted. From 1KiB to 256MiB."""
 
     @field_validator("exec_timeout", mode="after")
     @classmethod
@@ -119,10 +116,8 @@ FilesField: TypeAlias = Annotated[  # a list of files, no two of them with one t
     tuple[FileCopy, ...], list_of(MAX_FILES, min_count=0), AfterValidator(_each_target_once)
 ]
 
-
 # ---- rights inside the cell: only those that can reach neither the host nor the guest agent, whose
 # word counts in verdicts (docs/threat-model.md has the reason of each)
-
 
 _CAPABILITY: Final = kinds.checked(
     "a capability",
@@ -197,7 +192,6 @@ HostToolsField: TypeAlias = Annotated[
     ),
     PlainSerializer(_written_host_tools),
 ]
-
 
 # Servers whose command line is known here; any other is written as a list of words.
 PRESETS: Final = ("llama_cpp", "vllm")
@@ -306,9 +300,6 @@ class TaskData(Strict):
 
     def of(self, cell: str) -> TaskData:
         return self.model_copy(update={"cell": cell})
-
-    def __hash__(self) -> int:
-        return hash((self.root, self.cell, tuple(sorted(self.cells))))
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:

@@ -23,7 +23,6 @@ NETWORKS: Final = (
 # Docker's names, so that a compose file's check is one here.
 _TIMES: Final = "^(interval|timeout|start_period|start_interval|retries)$"
 _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
-
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS)]
@@ -33,12 +32,10 @@ Times: TypeAlias = Mapping[
 AnyWords: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS, min_count=0)
 ]
-Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
 CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NETWORKS, min_count=0)
 ]
 NetworksField: TypeAlias = Annotated[CellNetworks | None, Field(description=NETWORKS)]
-
 
 # With the options of a compose file's `tmpfs`, which begin behind a colon: the path can't have one.
 DIRECTORY: Final = kinds.checked(
@@ -62,11 +59,10 @@ class StandIn(Strict):
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
     file_field: ClassVar[str] = ""  # names an author's file; the stand-in sees its directory
     directory_field: ClassVar[str] = ""  # names an author's directory
-
     kind: str
     """What it plays."""
     names: kinds.Names
-    """Host names, exact or `*.` and a name (one more label); an exact name wins."""
+    """Host names, exact or `*.NAME` (one more label); an exact one wins."""
     ports: kinds.Ports | None = None
     """TCP ports: NUMBER or NUMBER/PROTOCOL. Default by kind."""
 
@@ -83,16 +79,12 @@ class StandIn(Strict):
         return self
 
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
+        def protocol(port: kinds.Port) -> str:
+            usual = kinds.USUAL_PROTOCOLS.get(port.number, "")
+            return port.protocol or (usual if usual in self.protocols else self.protocols[0])
+
         ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
-        usual = {
-            number: protocol
-            for number, protocol in kinds.USUAL_PROTOCOLS.items()
-            if protocol in self.protocols
-        }
-        return tuple(
-            (port.number, port.protocol or usual.get(port.number, self.protocols[0]))
-            for port in ports
-        )
+        return tuple((port.number, protocol(port)) for port in ports)
 
     def own_path(self) -> tuple[str, str]:
         """Return the field, and the author's path."""
@@ -112,7 +104,6 @@ class HttpStandIn(StandIn):
     """Routes, templates and files of the author's."""
 
     directory_field: ClassVar[str] = "files"
-
     kind: Literal["http"]
     routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)]
     """What is answered: the first route that fits a request."""
@@ -124,7 +115,6 @@ class HarStandIn(StandIn):
     """Replays a recording."""
 
     file_field: ClassVar[str] = "recording"
-
     kind: Literal["har"]
     recording: Relative
     """The HAR file, in a directory of its own."""
@@ -134,7 +124,6 @@ class RegistryStandIn(StandIn):
     """A package registry; uploads go into a void."""
 
     directory_field: ClassVar[str] = "packages"
-
     kind: Literal["pypi", "npm", "debian"]
     packages: Directory
     """The directory of the packages."""
@@ -144,7 +133,6 @@ class GitStandIn(StandIn):
     """Git over HTTP: clones are served, pushes are recorded."""
 
     directory_field: ClassVar[str] = "repositories"
-
     kind: Literal["git"]
     repositories: Directory | None = None
     """The directory of repositories. Default: none."""
@@ -198,7 +186,7 @@ class Health(Strict):
     retries: Annotated[int, Field(ge=1, le=1000)] = 30
     """Tries at most."""
     within: Annotated[float, kinds.duration("1s", "1d")] | None = None
-    """From the first try to the end of the last. Default: as long as they take."""
+    """From the first to the last try. Default: as long as they take."""
 
     @model_validator(mode="after")
     def _one(self) -> Health:
@@ -228,7 +216,7 @@ class TargetStandIn(StandIn):
     """TCP ports that can be reached; `[all]`: every one."""
     image: Annotated[str, IMAGE] = "default"
     """The cell's root filesystem."""
-    env: Env = Field(default_factory=dict, max_length=MAX_WORDS)
+    env: kinds.Env = Field(default_factory=dict)
     """Environment variables, added to the image's."""
     user: Annotated[str, kinds.USER] | None = None
     """Who it runs as. Default the image's."""
@@ -289,7 +277,6 @@ class PythonStandIn(TargetStandIn):
     """An ASGI app, run in a cell."""
 
     directory_field: ClassVar[str] = "files"
-
     kind: Literal["python"]
     app: Annotated[
         str,

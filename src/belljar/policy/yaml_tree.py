@@ -6,7 +6,9 @@ Scalars are YAML 1.2's with Docker's numbers. An alias counts as everything it s
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeAlias
 
 from ruamel.yaml import YAML, events
@@ -79,7 +81,7 @@ class YamlTree:
     value: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)
     keys: dict[Path, Mark] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problem: Problem | None = None
 
 
 def field_name(path: Path) -> str:
@@ -100,9 +102,8 @@ def read_tree(data: bytes | str, *, is_compose: bool = False) -> YamlTree:
         # Some editors begin a file with a byte order mark.
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
         parsed = iter(YAML(typ="safe", pure=True).parse(text))
-        _Reader(tree, parsed, is_compose=is_compose).read()
-    except _FaultError as fault:
-        tree.problems.append(fault.problem)
+        with suppress(_RefusedError):
+            _Reader(tree, parsed, is_compose=is_compose).read()
     # `%YAML 1.3` asserts; ruamel gives `chr` whatever number an escape names, as `\UFFFFFFFF`.
     except (YAMLError, ValueError, OverflowError, AssertionError) as exc:
         mark = getattr(exc, "problem_mark", None)
@@ -112,7 +113,7 @@ def read_tree(data: bytes | str, *, is_compose: bool = False) -> YamlTree:
         if isinstance(exc, UnicodeDecodeError):
             at = Mark(line=exc.object[: exc.start].count(b"\n") + 1, column=1)
             message = "not UTF-8: save the file as UTF-8"
-        tree.problems.append(Problem(mark=at, field="", message=message))
+        tree.problem = Problem(mark=at, field="", message=message)
     return tree
 
 
@@ -142,12 +143,8 @@ class _Node:
     text: str | None = None
 
 
-class _FaultError(Exception):
-    """The text isn't read further."""
-
-    def __init__(self, mark: Mark, path: Path, message: str) -> None:
-        super().__init__(message)
-        self.problem = Problem(mark=mark, field=field_name(path), message=message)
+class _RefusedError(Exception):
+    """The text isn't read further: `YamlTree.problem` says why."""
 
 
 class _Reader:
@@ -162,26 +159,28 @@ class _Reader:
         self.nodes = self.characters = 0
 
     def read(self) -> None:
-        documents = 0
         for event in self.parsed:
             if isinstance(event, events.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
+                if self.tree.marks:
                     self._refuse(event, (), "a second document; write one, without `---`")
                 if event.version or event.tags:
                     self._refuse(event, (), "directives (`%`) are not read")
             elif isinstance(event, NodeEvent):
                 self.tree.value = self._value(event, ())
 
-    def _refuse(self, event: _Event, path: Path, message: str) -> NoReturn:
-        raise _FaultError(_mark(event.start_mark), path, message)
+    def _refuse(
+        self, event: _Event, path: Path, message: str, *, mark: Mark | None = None
+    ) -> NoReturn:
+        mark = mark or _mark(event.start_mark)
+        self.tree.problem = Problem(mark=mark, field=field_name(path), message=message)
+        raise _RefusedError
 
     def _value(self, event: _Event, path: Path) -> Any:  # noqa: ANN401 - values of a document
         value = self._node(event, path).value
-        self.tree.marks[path] = mark = _mark(event.start_mark)
+        self.tree.marks[path] = _mark(event.start_mark)
         if value is None and path and not self.is_compose:
             why = "is empty: write a value, or leave the field out"
-            raise _FaultError(self.tree.keys.get(path, mark), path, why)
+            self._refuse(event, path, why, mark=self.tree.keys.get(path))
         return value
 
     def _node(self, event: _Event, path: Path) -> _Node:
@@ -207,7 +206,7 @@ class _Reader:
             self._count(event, 1, len(text))
             # `0100` is 64 for some readers of YAML, 100 for others: it stays as it is written.
             is_number = self.is_compose or not _LEADING_ZERO.fullmatch(text)
-            value = scalar(text, plain=_is_plain(event) and is_number)
+            value = scalar(text, plain=event.style is None and is_number)
         else:
             if len(path) >= self.max_depth:  # each level that is open has one part in the path
                 self._refuse(event, path, f"nested deeper than {self.max_depth} levels")
@@ -237,7 +236,7 @@ class _Reader:
             name = self._node(event, path).text if isinstance(event, ScalarEvent) else None
             if name is None:
                 self._refuse(event, path, "a field's name is text, not a list, mapping or alias")
-            below, following, plain = (*path, name), next(self.parsed), _is_plain(event)
+            below, following, plain = (*path, name), next(self.parsed), event.style is None
             if plain and name == "<<":
                 if not self.is_compose:
                     self._refuse(event, path, "merge keys (`<<`) are not read: write the fields")
@@ -254,14 +253,7 @@ class _Reader:
                 self._refuse(event, below, f"written twice; the first is on line {first}")
             self.tree.keys[below] = _mark(event.start_mark)
             own[name] = self._value(following, below)
-        whole: dict[str, Any] = {}
-        for source in (*reversed(merged), own):  # own fields win, then the first
-            whole.update(source)
-        return whole
-
-
-def _is_plain(event: _Event) -> bool:
-    return isinstance(event, ScalarEvent) and event.style is None
+        return dict(ChainMap(own, *merged))  # own fields win, then the first
 
 
 def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:

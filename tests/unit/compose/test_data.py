@@ -111,7 +111,6 @@ def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles) -> No
 
 
 def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
-    """The builds of a file with one service, in a directory of a package."""
     directory = tmp_path / "pack" / "task"
     directory.mkdir(parents=True)
     (tmp_path / "pack" / "__init__.py").touch()

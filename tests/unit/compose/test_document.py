@@ -120,7 +120,6 @@ networks: {lab: {internal: true}}
 
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
-    """A package with a task's directory, and one that tasks share."""
     for directory in ("task", "shared/data"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "__init__.py").touch()

@@ -30,7 +30,6 @@ def put(text: str) -> str:
 
 
 def in_policy(text: str) -> str:
-    """What a text, written as a literal, means in a policy's `env`."""
     return expand_metadata({"A": literal(text)}, {}, where="x")["A"]
 
 

@@ -29,14 +29,12 @@ stdin_open stop_grace_period stop_signal storage_opt sysctls tmpfs tty ulimits u
 
 
 def facts(**fields: Any) -> set[tuple[DifferenceKind, str]]:  # noqa: ANN401 - YAML
-    """What differs for a service with these fields: what became of which key."""
     found = read_compose(two(**fields)).differences
     assert {fact.where for fact in found} <= {"service shop"}
     return {(fact.kind, fact.key) for fact in found}
 
 
 def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
-    """The keys that a service with these fields is refused for; each has a reason."""
     with pytest.raises(CannotKeepError) as caught:
         read_compose(two(**fields))
     found = caught.value.differences

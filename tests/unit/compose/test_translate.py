@@ -18,7 +18,6 @@ from belljar.policy.stand_ins import Health
 
 
 def two(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
-    """A compose file with a default service, and another with these fields."""
     return {"services": {"default": {"image": "agent"}, "shop": {"image": "shop", **fields}}}
 
 

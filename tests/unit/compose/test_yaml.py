@@ -14,7 +14,6 @@ from belljar.policy.yaml_tree import MAX_CHARACTERS, MAX_NODES
 
 
 def size(value: object) -> tuple[int, int]:
-    """How many values and names, and characters of texts, somebody meets who walks all of it."""
     if isinstance(value, dict):
         sizes = [size(item) for item in (*value.values(), *value)]
     elif isinstance(value, list):
@@ -49,7 +48,6 @@ def doubling(levels: int) -> str:
 
 
 def merging(levels: int) -> str:
-    """Each mapping is merged out of the one before it twice."""
     merged = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, levels))
     return "a0: &a0 {x: 1, y: 2}\n" + merged
 

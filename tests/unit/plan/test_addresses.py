@@ -29,7 +29,6 @@ def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
 def plan(
     http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False
 ) -> NetworkPlan:
-    """A network with so many names and target cells, a metadata service and an upstream."""
     real: dict[str, Any] = {"host": "real.example", "ports": (443,), "methods": ("GET",)}
     upstream = UpstreamPlan(**real, budget_bytes=1, run_budget_bytes=100 << 20, reason="because")
     cells = (stand_in(f"t{at}", "cell", 2) for at in range(targets))
@@ -43,7 +42,6 @@ def plan(
 
 
 def network_of(address: int, length: int) -> str:
-    """The network of so many bits that this address is in."""
     return str(IPv4Network((address & (0xFFFFFFFF << (32 - length)), length)))
 
 

@@ -11,7 +11,7 @@ SPEC = jail.JailSpec(
     cell_id="c-0123456789ab",
     owner_pid=42,
     root=Path("/s/vmm/k/root"),
-    binds=(jail.JailBind(source=Path("/s/i/rootfs.sqfs"), target="/i/disk"),),
+    binds={"/i/disk": Path("/s/i/rootfs.sqfs")},
     identity=jail.JailIdentity(host_uid=0x70000001, host_gid=0x70000001, privileged=True),
     limits=jail.JailLimits(
         memory_max_bytes=1 << 30,

@@ -84,7 +84,6 @@ def emulated(facts: HostFacts) -> HostFacts:
 
 
 def ordinary(facts: HostFacts) -> HostFacts:
-    """An ordinary user on it, to whom nothing is delegated, emulated."""
     why = "no group is delegated to this user where it runs"
     group = CgroupFact(version=CgroupVersion.V2, reason=why)
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
@@ -140,7 +139,6 @@ def test_plans_are_golden(
 
 
 def _brief(shown: dict[str, Any]) -> dict[str, Any]:
-    """Without the system call profile, which is data of its own with a reason for each line."""
     if shown["oci"] is not None:
         shown["oci"]["config"]["linux"]["seccomp"]["syscalls"] = "as seccomp.toml says"
     return shown

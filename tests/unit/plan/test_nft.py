@@ -23,7 +23,6 @@ KNOWN = known_rules(RENDERED)
 
 
 def listed() -> list[dict[str, Any]]:
-    """As the kernel would list it: handles, counts, and a set's elements in another order."""
     entries: list[dict[str, Any]] = [{"metainfo": {"version": "1.0.6"}}]
     for handle, command in enumerate(RENDERED["nftables"][1:]):
         ((kind, item),) = copy.deepcopy(command["add"]).items()

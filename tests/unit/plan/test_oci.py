@@ -36,7 +36,6 @@ CELL = OciCell(hostname="host-1")
 def shape_of(
     tier: Tier, runtime: RuntimeFact = RUNC, rights: Granted = NOTHING_GRANTED
 ) -> OciShape:
-    """As this runtime makes it, with these rights and the resources of a policy that says none."""
     return oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024, rights=rights)
 
 

@@ -18,7 +18,6 @@ from belljar.policy.network import RUN_BUDGETS
 
 
 def policy(text: str, base: Path | None = None) -> LoadedPolicy:
-    """A policy of these fields; risk low unless they say another."""
     risk = "" if "risk:" in text else "risk: low\n"
     return parse_policy(f"belljar: 1\n{risk}{text}".encode(), source="p.yaml", base=base)
 

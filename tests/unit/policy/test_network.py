@@ -125,7 +125,6 @@ LEAST: dict[str, dict[str, Any]] = {
 
 
 def read(kind: str, **fields: Any) -> StandIn:  # noqa: ANN401 - JSON values
-    """A stand-in of the kind with what it needs at least, and these fields."""
     return ADAPTER.validate_python({"kind": kind, "names": ["a.example"], **LEAST[kind], **fields})
 
 

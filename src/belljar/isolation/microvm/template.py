@@ -34,7 +34,6 @@ from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_vmm_r
 from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan import qemu
-from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.process import cpu_ticks
 from belljar.store.home import sync_file
@@ -204,20 +203,15 @@ async def _build(job: TemplateJob, recorder: Recorder) -> None:
     note(recorder, Kind.TEMPLATE_BUILT, cell_id, key=job.key, duration_ms=duration_ms)
 
 
-def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:
-    system = JailBind(source=image.rootfs, target=qemu.DISK_PATH)
-    if weights is None:
-        return (system,)
-    return (system, JailBind(source=weights / guest_files.DATA_DISK, target=qemu.DATA_DISK_PATH))
+def disk_binds(image: Image, weights: Path | None) -> dict[str, Path]:
+    data = {} if weights is None else {qemu.DATA_DISK_PATH: weights / guest_files.DATA_DISK}
+    return {qemu.DISK_PATH: image.rootfs, **data}
 
 
 async def _boot_and_save(job: TemplateJob, cell_id: str, scratch: Path) -> bytes:
     plan = job.plan
-    binds = (
-        JailBind(source=job.kernel.vmlinuz, target=qemu.KERNEL_PATH),
-        JailBind(source=scratch / "initrd", target=qemu.INITRD_PATH),
-        *disk_binds(job.image, job.weights),
-    )
+    binds = {qemu.KERNEL_PATH: job.kernel.vmlinuz, qemu.INITRD_PATH: scratch / "initrd"}
+    binds |= disk_binds(job.image, job.weights)
     spec = VmmSpec(
         cell_id=cell_id,
         kind="template",
@@ -315,7 +309,6 @@ def open_vm(
         else:
             template = await ensure_template(job, recorder, held)
         note(recorder, Kind.CELL_CLONING, cell_id, template=template.key)
-        memory = JailBind(source=template.memory, target=qemu.MEMORY_PATH)
         spec = VmmSpec(
             cell_id=cell_id,
             kind="cell",
@@ -325,7 +318,7 @@ def open_vm(
             controllers=plan.jail_controllers,
             memory_by_rlimit=plan.memory_by_rlimit,
             root=template.root,
-            binds=(*disk_binds(image, weights), memory),
+            binds={**disk_binds(image, weights), qemu.MEMORY_PATH: template.memory},
             part_of=part_of,
             keeps_monitor=bool(plan.policy.snapshots),
         )

@@ -31,7 +31,7 @@ from belljar.isolation.renewal import MTU, GivenPort
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind, JailIds
+from belljar.plan.jail import JailIds
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.store.journal import new_cell_id
 from belljar.units import printable
@@ -44,7 +44,7 @@ class VmmSpec(SandboxSpec):
     role: Role
     shape: VmShape
     root: ProgramRoot
-    binds: tuple[JailBind, ...]
+    binds: Mapping[str, Path]
     keeps_monitor: bool = False  # of a clone, for snapshots
 
 
