@@ -36,7 +36,6 @@ _Found = TypeVar("_Found")
 
 
 def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
-    """Look, again for want of descriptors or memory; return what is found."""
     give_up = time.monotonic() + within_s
     while True:
         try:
@@ -48,7 +47,6 @@ def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
 
 
 def raise_soft_limit() -> None:
-    """Raise the soft limit of open files to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A host may forbid it: then fewer ranges fit, which `require_free` reports.
     with suppress(OSError, ValueError):
@@ -65,7 +63,7 @@ def require_free(count: int) -> None:
 
 
 def exhaustion(error: BaseException) -> HostError | None:
-    """The `HostError` for too many open files, here or system-wide, else None."""
+    """Return the `HostError` for too many open files, here or system-wide, else None."""
     if (cause := os_error_below(error, EXHAUSTED)) is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,7 +74,6 @@ def exhaustion(error: BaseException) -> HostError | None:
 
 
 def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
-    """The first `OSError` with one of these numbers in an error's causes."""
     cause: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
     while cause is not None and id(cause) not in seen:
@@ -89,7 +86,6 @@ def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
 
 @contextmanager
 def exhaustion_as_host_error() -> Iterator[None]:
-    """Raise `HostError` for the block's failures from too many open files."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,7 @@
 """The few errors, sorted by their cause.
 
-A message says what happened, where, and what to do next.
-A guest command that fails is a *result*, never one of these.
-Where a builtin's meaning fits (`FileNotFoundError`, `TimeoutError`), it is raised instead.
+A guest command that fails is a *result*, never one of these. Where a builtin's meaning fits
+(`FileNotFoundError`, `TimeoutError`), it is raised instead.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
-    """A breach stays one, whatever fails in the block."""
+    """Raise a breach for whatever fails in the block, if the verdict is one."""
     try:
         yield
     except BaseException as error:

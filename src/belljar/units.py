@@ -1,9 +1,4 @@
-"""Sizes and durations, read and shown; `printable`, the one escape of shown text; message words.
-
-A size is a number and a unit (`B`, `KiB` to `TiB`, or the decimal `KB` to `TB`).
-A duration is numbers with units (`ms`, `s`, `m`, `h`, `d`): `1h30m`.
-Numbers without units are refused.
-"""
+"""Sizes and durations, read and shown; `printable`, the one escape of shown text; message words."""
 
 from __future__ import annotations
 
@@ -49,7 +44,7 @@ _KINDS: Final = {
 
 
 def parse_size(text: str) -> int:
-    """`"512MiB"` → whole bytes. Raises `ValueError`."""
+    """Return `"512MiB"` as whole bytes. Raises `ValueError`."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(
@@ -62,7 +57,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """`"1h30m"` → seconds. Raises `ValueError`."""
+    """Return `"1h30m"` as seconds. Raises `ValueError`."""
     rest, total = text.strip(), 0.0
     if not rest:
         raise ValueError("an empty duration; write a number with ms, s, m, h or d, as in 30m")
@@ -79,7 +74,6 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Bytes in the largest binary unit, to one decimal."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         # Not as 1024.0 of the smaller unit
@@ -90,7 +84,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for a person: `850 ms`, `12.5 s`, `1h30m`."""
+    """Return `850 ms`, `12.5 s`, `1h30m`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -106,15 +100,15 @@ def format_duration(seconds: float) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """Return a UTC time in whole seconds for JSON (ISO 8601)."""
+    """Return a UTC time in whole seconds (ISO 8601)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(seconds)))
 
 
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
-    """The text with everything made visible that could act on a terminal or hide.
+    """Return the text with everything made visible that could act on a terminal or hide.
 
     Use it for every dynamic string that is shown. Undecodable bytes become `\\xNN`; text longer
-    than `max_chars` is cut and marked as cut.
+    than `max_chars` is cut and marked.
     """
     if isinstance(text, bytes):
         # UTF-8 has at most four bytes a character, so the cut leaves more than is shown.
@@ -136,7 +130,6 @@ _UNSEEN: Final = frozenset(
 
 
 def quoted(value: object) -> str:
-    """A message's value: text in backticks, escaped and short."""
     return f"`{printable(value if isinstance(value, str) else repr(value), max_chars=80)}`"
 
 
@@ -157,12 +150,11 @@ def _visible(char: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as a list for a sentence: `a`, `b`, `c`."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
-    """A message's end with the nearest allowed name."""
+    """Return a message's end with the nearest allowed name."""
     import difflib
 
     text = word.lower()[:64] if isinstance(word, str) else ""
@@ -171,5 +163,4 @@ def did_you_mean(word: object, allowed: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What was written, in the author's words."""
     return _KINDS.get(type(value), type(value).__name__)

@@ -54,7 +54,7 @@ def ps(*, as_json: bool) -> int:
 
 
 def warn_if_held() -> bool:
-    """Print a hold on standard error; returns whether there is one."""
+    """Print a hold on standard error; return whether there is one."""
     if (held := read_hold(belljar_home())) is not None:
         click.echo(console.message(HostError(str(held), hint=RELEASE_HINT)), err=True)
     return held is not None
@@ -294,7 +294,6 @@ def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
 
 @contextmanager
 def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
-    """Bind the address; a path is this user's alone, and gone afterwards."""
     bound = socket.socket(socket.AF_INET if unix_path is None else socket.AF_UNIX)
     with bound:
         try:
@@ -324,7 +323,6 @@ def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove the socket of a killed server, to which nobody can connect."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -1,8 +1,4 @@
-"""Shared by all commands: options, errors, tables, JSON, progress, signals.
-
-A failing command prints one message, or with `--json` one JSON object; usage errors and Ctrl-C
-included.
-"""
+"""Shared by all commands: options, errors, tables, JSON, progress, signals."""
 
 from __future__ import annotations
 
@@ -51,19 +47,16 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def json_option(help_text: str = "Print one JSON object.") -> Callable[[Command], Command]:
-    """The option `--json`."""
     return click.option("--json", "as_json", is_flag=True, help=help_text)
 
 
 def tier_option(
     help_text: str = "Exactly this tier, at or above what the policy demands.",
 ) -> Callable[[Command], Command]:
-    """The option `--tier`."""
     return click.option("--tier", type=_TIERS, default=None, help=help_text)
 
 
 def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
-    """The optional argument POLICY."""
     return click.argument("policy", required=False, metavar=metavar)
 
 
@@ -85,7 +78,6 @@ log_option = click.option(
 
 
 def operator_options(command: Command) -> Command:
-    """The options by which an operator decides over a task: `--policy`, `--tier`, …"""
     for option in (
         tier_option("The tier of every cell: exactly this one, at or above what its policy asks."),
         click.option(
@@ -106,8 +98,6 @@ def operator_options(command: Command) -> Command:
 
 
 def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T]:
-    """`parse` reads an option's value, or raises `ValueError`."""
-
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> T:  # noqa: ANN401
         try:
             return parse(value)
@@ -118,8 +108,6 @@ def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Param
 
 
 def variables_option(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
-    """An option that may be repeated, whose `NAME=VALUE`s become a dictionary."""
-
     def parse(pairs: Sequence[str]) -> dict[str, str]:
         if any("=" not in pair or pair.startswith("=") for pair in pairs):
             raise ValueError("write NAME=VALUE")
@@ -135,20 +123,15 @@ def variables_option(flag: str, name: str, help_text: str) -> Callable[[Command]
 
 
 def print_json(value: object) -> None:
-    """A command's one JSON value."""
     click.echo(json.dumps(value, indent=2))
 
 
 def notice(text: str) -> None:
-    """An escaped sentence on standard error."""
     click.echo(f"belljar: {printable(text)}", err=True)
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> list[str]:
-    """Rows of cells, escaped; a longer one than a column is wide moves the rest of its line.
-
-    `styled`: the column that has the colour of its first word, as `STYLES` says.
-    """
+    """Return escaped lines. Column `styled` has the colour of its first word (`STYLES`)."""
     shown = [[printable(cell, max_chars=200) for cell in row] for row in rows]
     widths = [min(_MAX_COLUMN, max(map(len, column))) for column in zip(*shown, strict=True)]
     lines = list[str]()
@@ -163,10 +146,7 @@ def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> 
 
 
 def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
-    """Say on a terminal what begins; return a reporter that shows there what its tools print.
-
-    `is_step`: the title is shown also where nobody watches.
-    """
+    """Print what begins; return a reporter of lines. `is_step`: not only on a terminal."""
     is_watched = not quiet and sys.stderr.isatty()
     if is_watched or (is_step and not quiet):
         click.echo(printable(title, max_chars=300), err=True)
@@ -182,15 +162,13 @@ def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
 
 
 class CommandError(BelljarError):
-    """An error that is none of the library's, as a wrong command line."""
-
     def __init__(self, code: str, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
         self.code = code
 
 
 class MisuseError(click.UsageError):
-    """A wrong command line. `param`: the argument or option."""
+    """A command line is wrong. `param`: the argument or option."""
 
     def __init__(
         self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None
@@ -202,7 +180,6 @@ class MisuseError(click.UsageError):
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """An `OSError` in the block is a usage error about `path`."""
     try:
         yield
     except OSError as error:
@@ -214,7 +191,6 @@ def reading(path: object) -> Iterator[None]:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """A full disk in the block is a `HostError`."""
     try:
         yield
     except OSError as error:
@@ -226,7 +202,6 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def of_usage(error: click.ClickException) -> CommandError:
-    """The error for a command line that can't be parsed."""
     if not isinstance(error, click.UsageError):
         return CommandError(_USAGE, _sentence(error.format_message()))
     path = error.ctx.command_path if error.ctx is not None else "belljar"
@@ -250,14 +225,12 @@ def of_usage(error: click.ClickException) -> CommandError:
 
 
 def _sentence(text: str) -> str:
-    """Lower case, no full stop: Belljar's own style."""
     text = text.strip().removesuffix(".")
     # An acronym keeps its capitals.
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 def message(error: BelljarError) -> str:
-    """`belljar: <where>: <what happened>`, and each hint in a line; escaped."""
     where = f"{printable(error.where)}: " if error.where else ""
     what = "\n".join(printable(line) for line in error.what.splitlines())
     hints = "".join(f"\n  hint: {printable(line)}" for line in error.hint.splitlines())
@@ -265,7 +238,6 @@ def message(error: BelljarError) -> str:
 
 
 def show(error: BelljarError, *, json_wanted: bool) -> None:
-    """With `--json` on standard output, else standard error."""
     if json_wanted:
         facts = {"code": error.code, "message": error.what}
         facts |= {"where": error.where, "hint": error.hint}
@@ -280,8 +252,8 @@ def show(error: BelljarError, *, json_wanted: bool) -> None:
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
     """Run the coroutine function and return its result.
 
-    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. `KeyboardInterrupt`
-    comes then, from the clean-up's `BelljarError` if any, or else a breach as it is.
+    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. Raise
+    `KeyboardInterrupt` then, from the clean-up's `BelljarError` if any, or else a breach.
     """
     import anyio
     import anyio.lowlevel

@@ -36,10 +36,7 @@ _HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
 
 
 class CommandAfterDashes(click.Command):
-    """Keeps everything after the first `--` for the guest."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`; a later one is the command's own."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
@@ -143,7 +140,7 @@ def exec_command(
 def typed_policy(
     policy: str | None, tier: str | None, *, image: str = "", announces: bool = True
 ) -> LoadedPolicy:
-    """The policy that was typed, under this host's settings. Raises as `resolve_here`.
+    """Return the typed policy, under this host's settings. Raises as `resolve_here`.
 
     A raised risk, and with `announces` what leaves this host, goes to standard error.
     """
@@ -167,7 +164,6 @@ def typed_policy(
 
 
 def report_skipped_tiers(plan: Plan) -> None:
-    """Print why tiers were skipped."""
     for sentence in plan.skipped_tiers:
         click.echo(f"belljar: {sentence}", err=True)
 
@@ -197,7 +193,6 @@ def _as_object(
 
 
 def passing_on() -> Callable[[Stream, bytes], None]:
-    """Writes output to our streams, escaped on terminals."""
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
@@ -236,7 +231,7 @@ def _explain(output: ExecOutput) -> None:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """The bytes of standard input; None if it is closed."""
+    """Return the bytes of standard input; None if it is closed."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:
@@ -245,7 +240,6 @@ def standard_input() -> AsyncIterator[bytes] | None:
 
 
 async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
-    """A descriptor's bytes until its end; `waits`: it can be polled."""
     import anyio
 
     while True:
@@ -344,7 +338,6 @@ async def _probe(
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> tuple[Cell, ProbeReport]:
-    """Probe a fresh cell as `user`, or the policy's; the cell is destroyed."""
     from belljar.cell.open import open_range
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
@@ -363,7 +356,6 @@ async def _tried(
 
 
 def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
-    """A line for each probe; breaches are explained."""
     from belljar.probe.catalogue import PROBES
 
     explained = {each.name: each for each in PROBES}

@@ -1,4 +1,4 @@
-"""`belljar`: the command group, and the one place where errors become messages and exit codes.
+"""The command group, and the one place where errors become messages and exit codes.
 
 Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s.
 """
@@ -63,10 +63,9 @@ _RAISED: Final[tuple[type[BaseException], ...]] = (
 
 
 class _LazyGroup(click.Group):
-    """Commands are imported when run, not when listed."""
+    """Commands are imported when they are run, not when they are listed."""
 
     def invoke(self, ctx: click.Context) -> object:
-        """A broken pipe other than the output's is a defect."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -75,11 +74,9 @@ class _LazyGroup(click.Group):
             raise RuntimeError("a pipe broke that is not standard output") from error
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        """In the order a new user needs them."""
         return list(COMMANDS)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[cmd_name]
@@ -87,7 +84,6 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
 
@@ -115,7 +111,6 @@ def root() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The console script. Never returns."""
     _open_standard_streams()
     hold_ignored_interrupt()
     raise_soft_limit()
@@ -140,7 +135,6 @@ def _open_standard_streams() -> None:
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Returns the exit code, for tests and embedding."""
     words = sys.argv[1:] if argv is None else argv
     # What follows `--` is the guest's command, which may have such an option itself.
     json_wanted = "--json" in (words[: words.index("--")] if "--" in words else words)
@@ -172,7 +166,7 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _fail(error: BaseException, *, json_wanted: bool) -> int:
-    """Returns the exit code. Raises our own defects."""
+    """Return the exit code. Raise a defect of ours."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
@@ -210,7 +204,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def breach_of(error: BaseException) -> ContainmentBreach | None:
-    """Return the breach beside an interrupt or hidden by another error."""
+    """Return the breach beside an interrupt, or hidden by another error."""
     waiting, seen = [error], set[int]()  # an error may be its own cause
     while waiting:
         raised = waiting.pop(0)
@@ -235,7 +229,6 @@ def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
 
 
 def _is_unread(error: BaseException) -> bool:
-    """Whether standard output or error has lost its reader."""
     return isinstance(error, BrokenPipeError) and bool(_without_a_reader())
 
 
@@ -249,7 +242,6 @@ def _without_a_reader() -> list[int]:
 
 
 def _reader_gone() -> int:
-    """As SIGPIPE, without an error message (head, less)."""
     # Standard output always: what is still buffered for it would fail at the interpreter's end.
     for number in {1, *_without_a_reader()}:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
@@ -263,7 +255,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _host_error(error: OSError) -> HostError | None:
-    """When standard output or the store can't be used."""
     from belljar.store.home import belljar_home
 
     # EFBIG is a limit on a file's size, EIO a device that fails.

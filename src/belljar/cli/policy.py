@@ -154,7 +154,7 @@ def _in_red(text: str) -> str:
 
 
 def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
-    """With `prove`, unknown facts are tried out here; with `doubt`, too, what failed."""
+    """Try out unknown facts with `prove`; with `doubt`, also what failed."""
     from belljar.cell.parts import find_facts
     from belljar.image.kernel import current_kernel
 
@@ -163,7 +163,6 @@ def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:
-    """The plan's image facts; None when the store lacks it."""
     from belljar.image.store import Store
 
     try:
@@ -261,7 +260,6 @@ def check(
 
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
-    """What a person reads; task words are escaped."""
     from belljar.differences import DifferenceKind, samples_named, sentences
     from belljar.harness.preview import all_missing
 

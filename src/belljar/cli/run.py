@@ -209,7 +209,7 @@ _SAMPLE_COLUMNS: Final = (
 def show_findings(
     findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
-    """Print samples, remarks, reasons, evidence. A defect changes no exit code."""
+    """Print the findings. A defect in doing so changes no exit code."""
     try:
         _show(findings, path, more, verbose=verbose)
     # A closed pipe or a full disk is standard output's fault, not the report's.
@@ -253,7 +253,6 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
 
 
 def _escaped(line: str) -> str:
-    """Escape a line; a line break at its beginning is ours."""
     begin = "\n" if line.startswith("\n") else ""
     return begin + printable(line.removeprefix("\n"), max_chars=_MAX_LINE_CHARS)
 
@@ -262,7 +261,6 @@ def _escaped(line: str) -> str:
 
 
 def dropped(outcome: RunOutcome) -> list[str]:
-    """Sentences on what `--require-contained` took out of the metrics."""
     if not outcome.dropped:
         return []
     named = printable(", ".join(outcome.dropped), max_chars=400)
@@ -273,7 +271,6 @@ def dropped(outcome: RunOutcome) -> list[str]:
 
 
 def table(facts: Facts) -> list[str]:
-    """One line per sample."""
     return console.table_lines([_SAMPLE_COLUMNS, *map(_cells, facts["samples"])], styled=2)
 
 
@@ -294,7 +291,6 @@ def _cells(row: Facts) -> list[str]:
 
 
 def remarks(facts: Facts) -> list[str]:
-    """Remarks that no transcript has, and tools; none of them a reason."""
     tools = [f"  {each['text']}" for each in facts["tools"]]
     title = ["\nTools, with their calls and how many reached a cell:"] if tools else []
     return [*facts["remarks"], *title, *tools]
@@ -304,7 +300,6 @@ def remarks(facts: Facts) -> list[str]:
 
 
 def network_lines(facts: Facts) -> list[str]:
-    """A block for each range; empty without networks."""
     lines = list[str]()
     for row in facts["samples"]:
         for found in row["ranges"]:
@@ -322,7 +317,6 @@ def network_lines(facts: Facts) -> list[str]:
 
 
 def _signal_lines(facts: Facts, *, verbose: bool) -> list[str]:
-    """A line for each signal; `verbose`: with evidence and blind spots."""
     samples = facts["samples"]
     lines = [line for row in samples for line in _signals(row, verbose=verbose)]
     blind = sum(bool(row["signals_blind"]) for row in samples)

@@ -1,7 +1,4 @@
-"""A flow's address, port, names, method and target → a stand-in, or a refusal. Pure.
-
-Names on the wire are ASCII: any other byte makes it no name (a U-label is refused).
-"""
+"""A flow's address, port, names, method and target → a stand-in, or a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +33,6 @@ _ABSOLUTE: Final = re.compile(
 
 
 class Refusal(StrEnum):
-    """Why a flow is refused; values are recorded."""
-
     NO_SUCH_ADDRESS = "no name has this address"
     NOT_THE_GATEWAY = "the gateway does not answer for this address"
     NO_SUCH_PORT = "the stand-in does not have this port"
@@ -61,8 +56,6 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """One HTTP request's head. `hosts`: all `Host` values."""
-
     method: str
     target: bytes
     hosts: tuple[bytes, ...]
@@ -70,8 +63,6 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A flow so far: `sni` from a ClientHello, `request` from a head."""
-
     address: str
     port: int
     sni: str | None = None
@@ -81,8 +72,6 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowVerdict:
-    """Whether a flow is allowed, its stand-in or reason; `name` in lower case."""
-
     allowed: bool
     stand_in: str = ""
     reason: Refusal | Literal[""] = ""
@@ -96,9 +85,9 @@ class _RefusedFlowError(Exception):
 
 
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> FlowVerdict:
-    """The verdict on a flow so far; call again with the ClientHello, and with each request.
+    """Judge a flow so far; call again with the ClientHello, and with each request.
 
-    Allowed only if address and port are a stand-in's, and every name in the flow (SNI, Host, an
+    It is allowed only if address and port are a stand-in's, and every name in it (SNI, Host, an
     absolute target) is one name with that address by the policy.
     """
     stand_in = protocol = name = ""
@@ -137,9 +126,9 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
 
 
 def canonical_name(raw: str | bytes) -> str | None:
-    """A canonical host name: lower case, no final dot; None for no host name.
+    """Return a host name in lower case without its final dot, else None.
 
-    Also None for an IP address as any client spells it (last label of digits or `0x…`).
+    An IP address is none, as any client spells it (last label of digits or `0x…`).
     """
     if not raw.isascii():
         return None
@@ -151,7 +140,7 @@ def canonical_name(raw: str | bytes) -> str | None:
 
 
 def find(name: str, layout: RangeLayout) -> NameAddress | None:
-    """A name's owner: exact, else wildcard one label up."""
+    """Return the name's entry: an exact one, else a wildcard one label up."""
     wildcard = "*." + name.partition(".")[2]
     found = None
     for item in layout.names:
@@ -163,7 +152,6 @@ def find(name: str, layout: RangeLayout) -> NameAddress | None:
 
 
 def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> RangeLayout:
-    """The layout as this cell may know it."""
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
     visible = tuple(name for name in layout.names if name.stand_in not in hidden)
@@ -171,7 +159,7 @@ def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
-    """A target as (authority, path, query): RFC 9112 section 3.2.2."""
+    """Return (authority, path, query): RFC 9112 section 3.2.2."""
     absolute = _ABSOLUTE.fullmatch(target)
     rest = absolute["rest"] if absolute else target
     path, _, query = rest.partition(b"?")
@@ -179,7 +167,6 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str:
-    """The flow's one name so far, or empty."""
     sni = None
     if protocol in ENCRYPTED and flow.hello:
         if flow.sni is None:
@@ -214,7 +201,6 @@ def _claimed_name(flow: Flow, protocol: str) -> str:
 
 
 def _authority(raw: bytes, flow: Flow) -> str:
-    """The name of `NAME[:PORT]`; a given port must be the dialled one."""
     # The metadata service's address is a name of its own: clients use no other
     if raw.startswith(b"["):
         raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)

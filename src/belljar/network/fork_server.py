@@ -1,7 +1,6 @@
 """The prepared parent of a run's supervisors and gateways: imports, then forks.
 
-A confined gateway can import nothing. One thread, one socket to its owner, one request at a time.
-Each child waits for `go`, so the journal names it first. All end with the owner.
+A confined gateway can import nothing. Each child waits for `go`, so the journal names it first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Child = Callable[[list[int], int], NoReturn]
 
 
 def main(argv: list[str]) -> NoReturn:
-    """`FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more imports."""
+    """Take `FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more imports."""
     owner = socket.socket(fileno=int(argv[0]))
     # A terminal's signals are the owner's to handle: it ends the range in order
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -52,7 +51,6 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload(more: Iterable[str] = ()) -> None:
-    """Import all that a child may need; it opens no file later."""
     import_all((*PRELOAD, *more))
     dataclass.prepare(GatewayConfig, SupervisorTask)
     with contextlib.suppress(ModuleNotFoundError):
@@ -79,7 +77,6 @@ class _ForkServer:
         }
 
     def work(self) -> NoReturn:
-        """Until the owner is gone, and every child too."""
         while True:
             try:
                 message, fds = ipc.receive(self._owner)
@@ -109,7 +106,6 @@ class _ForkServer:
             os.close(fd)
 
     def _fork(self, roles: Mapping[str, int], fds: list[int], made: list[int]) -> list[int]:
-        """Fork the children at once, so none shares this process's later writes."""
         parent, at, pids = os.getpid(), 0, list[int]()
         for role, count in roles.items():
             own, at = fds[at : at + count], at + count

@@ -75,14 +75,13 @@ _MAX_AT_ONCE: Final = 512
 class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
-    `dropped_packets`: inbound and handshakes' frames that aren't whole, which are missing evidence.
-    `cut_packets`: others of the range's, cut or without room. `datagrams`: to a cell, by UDP.
+    `dropped_packets`: frames of cells and handshakes that aren't whole, which are missing evidence.
+    `cut_packets`: others, cut or without room. `datagrams`: to a cell, by UDP.
     `answered`: connections on which a cell was sent a first byte (False), or more than a handshake
     has (True), until the caller empties it.
     """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
-        """Take over the descriptor of an empty file. Raises `OSError`."""
         self.packets = self.dropped_packets = self.cut_packets = self.datagrams = 0
         # Maps, of which the kernel gives only what is written: most ranges have few frames.
         self.room: Final = memoryview(mmap.mmap(-1, SNAP_BYTES, mmap.MAP_PRIVATE))
@@ -127,13 +126,11 @@ class PacketFile:
         self._end += size
 
     def flush(self) -> None:
-        """Give everything to the kernel. Raises `OSError`."""
         _write_all(self._fd, self._pending[: self._end])
         self._written += self._end
         self._end = 0
 
     def _take_sent(self, length: int) -> bool:
-        """Note what a frame answers; return whether it is a handshake's."""
         head = self.room[: min(length, _HEADERS_BYTES)]
         connection, begins, size, flags = tcp_part(head, length)
         is_ip = bytes(head[12:14]) == _IPV4 and length > _PROTOCOL_AT
@@ -178,10 +175,9 @@ def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> No
 
 
 def tcp_part(head: memoryview, length: int) -> tuple[bytes, bool, int, int]:
-    """A frame's connection, if its TCP payload begins a TLS handshake, its size, TCP's flags.
+    """Return a frame's connection, if it begins a TLS handshake, its payload's size, its flags.
 
-    Connection: both addresses, then both ports, the sender's first. `length`: of the frame, which
-    begins with `head`. Pure.
+    The connection: both addresses, then both ports, the sender's first. Pure.
     """
     if (
         bytes(head[12:14]) != _IPV4
@@ -211,7 +207,7 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """All frames of this namespace's devices but loopback. Made before any device."""
+    """Reads all frames but loopback's. It is made before any device."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -250,7 +246,6 @@ class Tap:
         return taken == _MAX_AT_ONCE
 
     def count_lost(self) -> int:
-        """How many frames were lost since it was made."""
         statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
         self.lost += _STATISTICS.unpack(statistics)[1]  # the kernel counts anew each time
         return self.lost

@@ -49,29 +49,26 @@ def _must(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
     _must(_libc.unshare(flags), "unshare")
 
 
 def enter(namespace_fd: int, kind: int) -> None:
-    """setns(2): moves this thread."""
     _must(_libc.setns(namespace_fd, kind), "setns")
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent's thread ends. Id changes clear it."""
+    """Have SIGKILL sent when the parent's thread ends. A change of ids clears it."""
     _prctl("parent-death signal", _PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:  # It may have ended before the kernel was asked.
         os._exit(1)
 
 
 def no_new_privileges() -> None:
-    """PR_SET_NO_NEW_PRIVS."""
     _prctl("no new privileges", _PR_SET_NO_NEW_PRIVS, 1)
 
 
 def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
-    """PR_SET_DUMPABLE: off, this uid's processes can't trace it."""
+    """Set PR_SET_DUMPABLE: off, this uid's processes can't trace it."""
     _prctl("dumpable", _PR_SET_DUMPABLE, int(yes))
 
 
@@ -105,7 +102,6 @@ def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False
 
 
 def install_filter(program: bytes) -> None:
-    """A seccomp filter (`struct sock_filter[]`). Needs no_new_privs."""
     rules = ctypes.create_string_buffer(program, len(program))
     # `struct sock_fprog`: the number of instructions, of 8 bytes each, and where they are.
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(rules))
@@ -115,14 +111,13 @@ def install_filter(program: bytes) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """mount(2)."""
     paths = os.fsencode(source), os.fsencode(target)
     result = _libc.mount(*paths, kind.encode(), ctypes.c_ulong(flags), options.encode())
     _must(result, f"mount {target}")
 
 
 def restrict_mount(target: str) -> None:
-    """Read-only, nosuid, nodev, noexec: mount_setattr (Linux 5.12)."""
+    """Make it read-only, nosuid, nodev, noexec: mount_setattr (Linux 5.12)."""
     bits = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC  # the same as MOUNT_ATTR_*
     # -100 below is AT_FDCWD, without a meaning for an absolute path.
     attributes = struct.pack("=QQQQ", bits, 0, 0, 0)
@@ -133,7 +128,6 @@ def restrict_mount(target: str) -> None:
 
 
 def enter_root(directory: str) -> None:
-    """Make `directory` the root, and unmount the old."""
     os.chdir(directory)
     # The old root is put on top of the new one (pivot_root(2)): it needs no directory there.
     _must(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
@@ -142,7 +136,6 @@ def enter_root(directory: str) -> None:
 
 
 def close_all_but(kept: tuple[int, ...]) -> None:
-    """Close every descriptor that is not listed."""
     start = 0
     # The last is above any descriptor: it closes what is behind the last one that is kept.
     for fd in (*sorted(set(kept)), 1 << 31):
@@ -286,7 +279,6 @@ _Rule = tuple[str, int, Sequence[_Test]]
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
-    """The filter for `machine`, else this one. Raises `KeyError`."""
     # Urgent bytes of a unix stream are code of the kernel's that nothing here needs. No `sendmsg`:
     # it has options where no filter can look (UDP_SEGMENT: many datagrams in one frame).
     flags = int(_MSG_FASTOPEN | socket.MSG_OOB)
@@ -300,7 +292,6 @@ def gateway_filter(machine: str | None = None) -> bytes:
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
-    """The supervisor's; `may_enter`: network namespaces, by itself."""
     rules: list[_Rule] = [
         *((name, _ALLOW, ()) for name in SUPERVISOR_ALLOWED),
         *((name, _KILL, ()) for name in KILLING),
@@ -315,7 +306,6 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
 
 
 def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes:
-    """Return the filter with common rules and the refusal of all else."""
     program: list[_Instruction] = [
         # First, as a number is another call on another architecture (seccomp(2)).
         (_LOAD, 0, 0, _ARCH_AT),

@@ -1,7 +1,7 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway gets one end of a relay (`owner.relay`) or a reason. A name is resolved once a range, by
-the host's resolver, and pinned against DNS rebinding; every address must be public.
+A name is resolved once a range, by the host's resolver, and pinned against DNS rebinding; every
+address must be public.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NotAnUpstreamError(ValueError):
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The request's upstream and port. Raises `NotAnUpstreamError`."""
+    """Return the request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why an address may not be dialled, or "". `near`: the host's networks."""
+    """Return why an address may not be dialled, or "". `near`: the host's networks."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -97,14 +97,12 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """The host's resolver's addresses in order, each once. Raises `OSError`."""
     # An absolute name gets no search domain (resolv.conf(5))
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def is_ours(address: str) -> bool:
-    """Whether it is this host's address; unknown: True."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -115,7 +113,7 @@ def is_ours(address: str) -> bool:
 
 
 def networks_near() -> tuple[Network, ...]:
-    """Directly routed networks, in any table. Raises `OSError`."""
+    """Return the directly routed networks, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
         routes = netlink.list_routes(kernel)
     direct = (route.to for route in routes if route.is_direct())
@@ -123,12 +121,11 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address, no name. Raises `OSError`."""
     return socket.create_connection((address, port), CONNECT_TIMEOUT_S)
 
 
 def read_authorities() -> str:
-    """This host's public CAs, PEM. Raises `HostError`."""
+    """Return this host's public CAs, PEM. Raises `HostError`."""
     # As at the start: no `.env` file of a task names the roots of trust.
     named = environment_at_start().get("SSL_CERT_FILE")
     for path in (named or ssl.get_default_verify_paths().openssl_cafile, *_BUNDLES):
@@ -142,8 +139,6 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How upstreams are reached; `problem_of` judges each resolved address."""
-
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
     networks_near: Callable[[], tuple[Network, ...]] = networks_near
@@ -156,7 +151,7 @@ Record = Callable[[Mapping[str, JsonValue]], None]
 
 
 class Dialler:
-    """One range's dialler, of this number in the run. Thread-safe; methods block."""
+    """Its methods block, and are thread-safe."""
 
     def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
         self._network, self._reach, self._spending = network, reach, spending
@@ -166,7 +161,7 @@ class Dialler:
         self._refused: dict[str, str] = {}
 
     def dial(self, body: bytes, record: Record) -> socket.socket:
-        """The end of a relay, the caller's to close; recorded before it is dialled or refused.
+        """Return the end of a relay, to be closed; recorded before it is dialled or refused.
 
         Raises `NotDialledError`, `OSError`; `NotAnUpstreamError`: the range is to be ended.
         """

@@ -49,10 +49,10 @@ _NOT_ENDED: Final = Destruction(
 
 
 class NetworkRange:
-    """A range with rules in force and a serving gateway, no cell yet; destroyed with its block.
+    """A range has rules in force and a serving gateway; it is destroyed with its block.
 
-    `recorder`: thread-safe. `on_failure`: called once, from a thread, when it ended by itself, its
-    processes dead, its cells the caller's. `handle_request`: answers the gateway (`openai`).
+    `recorder`: thread-safe. `on_failure`: called once, from a thread, when it ended by itself; its
+    processes are dead, its cells the caller's. `handle_request`: answers the gateway (`openai`).
     Entering raises `HostError`: this host can't; `CellError`: it did not come up.
     """
 
@@ -98,31 +98,25 @@ class NetworkRange:
 
     @property
     def layout(self) -> RangeLayout:
-        """Who has which address."""
         return self._spec.layout
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Supervisor's and gateway's, on this host."""
         return tuple(process.pid for process in self._entry.processes) if self._entry else ()
 
     @property
     def certificate(self) -> bytes:
-        """The range CA's certificate, PEM; may be empty."""
         return b"" if self._watch is None else self._watch.certificate
 
     @property
     def user_namespace(self) -> int | None:
-        """User namespace for cells' jails; None for root."""
         return self._pins.get("user") if self._is_users else None
 
     @property
     def error(self) -> BelljarError | None:
-        """The error that ended it, if any."""
         return None if self._watch is None else self._watch.error
 
     def counters(self) -> Mapping[str, int]:
-        """Packets by rule, recorded and lost, as last checked."""
         return {} if self._watch is None else self._watch.counters()
 
     async def attach(self, cell: str, pid: int, *, offloads: bool = True) -> None:
@@ -134,15 +128,12 @@ class NetworkRange:
         await anyio.to_thread.run_sync(self._attach, cell, pid, offloads)
 
     def namespace_of(self, cell: str) -> int | None:
-        """The cell port's namespace id; None before `attach`."""
         return self._attached.get(cell)
 
     async def check(self) -> None:
-        """As `check_now`, without blocking the event loop."""
         await anyio.to_thread.run_sync(self.check_now)
 
     def check_now(self) -> None:
-        """Read the rules back. Raises the range's error."""
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:

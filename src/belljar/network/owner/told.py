@@ -1,4 +1,4 @@
-"""The connections that a gateway has told of, held against those that the supervisor saw answered.
+"""The connections that a gateway has told of, held against those that were seen answered.
 
 Pure. A gateway that a cell has taken over could answer it and report nothing.
 """
@@ -22,9 +22,9 @@ _MAX_TOLD: Final = 131_072
 
 @dataclass(slots=True)
 class _Ends:
-    """Connections between the same addresses and ports, one after the other, as numbers.
+    """Counts connections between the same addresses and ports, one after the other.
 
-    The supervisor's word of one may come when the gateway has told of the next.
+    The supervisor's report of one may come when the gateway has told of the next.
     """
 
     is_encrypted: bool
@@ -49,8 +49,6 @@ class _Connection:
 
 
 class ToldConnections:
-    """One gateway's."""
-
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
         self._layout = layout
         self._stand_ins = (*network.stand_ins, *map(as_stand_in, network.upstreams))
@@ -60,7 +58,7 @@ class ToldConnections:
         self._forgotten = self._queries = 0
 
     def take(self, kind: str, data: Mapping[str, Any], *, has_secrets: bool) -> None:
-        """An event of the gateway's, which is on record. Raises `KeyError`, `ValueError`."""
+        """Take a recorded event of the gateway's. Raises `KeyError`, `ValueError`."""
         number = data.get("connection")
         self._queries += kind == Kind.NETWORK_DNS
         if kind == Kind.NETWORK_CONNECTION and number is not None:
@@ -99,9 +97,9 @@ class ToldConnections:
         return found
 
     def answer(self, connection: bytes, *, is_long: bool) -> str:
-        """What is wrong with an answer that was seen on it; empty if nothing is.
+        """Return what is wrong with an answer that was seen, or "".
 
-        Told once for each connection, and once more if it is longer than any handshake.
+        It is called once a connection, and once more beyond a handshake's size.
         """
         answers, is_first = 0, not is_long
         # The same connection, from its other end.
@@ -124,6 +122,5 @@ class ToldConnections:
         return ""
 
     def unreported(self, datagrams: int) -> int:
-        """The connections and datagrams answered without an event."""
         connections = self._forgotten + sum(each.unreported() for each in self._by_key.values())
         return connections + max(0, datagrams - self._queries)

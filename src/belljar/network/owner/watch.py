@@ -63,7 +63,7 @@ RequestHandler = Callable[[str, bytes], bytes]
 
 
 def cost_bytes(event: Event) -> int:
-    """An upper bound of an event's disk use, bodies included."""
+    """Return an upper bound of an event's disk use."""
     bodies = sum(
         _BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
         for body in event.bodies
@@ -72,9 +72,9 @@ def cost_bytes(event: Event) -> int:
 
 
 class RangeWatch:
-    """One range's thread; what its processes have reported, and the `error` that ended it.
+    """One thread reads the range's processes; `error` is what ended it.
 
-    `closing`: its processes may end. `milestones`: `unshared`, `started`, `ready`; None ends them.
+    `milestones`: `unshared`, `started`, `ready`; None ends them.
     """
 
     def __init__(
@@ -91,7 +91,6 @@ class RangeWatch:
         timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
-        """`max_recorded_bytes`: of its events. `killed`: its processes' kill order."""
         self.error: BelljarError | None = None
         self.certificate = b""
         self.closing = False
@@ -131,13 +130,11 @@ class RangeWatch:
         """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
-        """Return whether the thread ended. Kill both processes first."""
         self._thread.join(timeout_s)
         self._dialler.close()
         return not self._thread.is_alive()
 
     def counters(self) -> Mapping[str, int]:
-        """The supervisor's last counts, and what was recorded."""
         unreported = self._told.unreported(self._supervisor_counters.get("datagrams_answered", 0))
         return {
             **self._supervisor_counters,
@@ -147,7 +144,6 @@ class RangeWatch:
         }
 
     def diagnosis(self) -> str:
-        """Both processes' standard error, escaped and bounded."""
         self._drain_stderr()
         return printable(self._stderr.strip(), max_chars=2000)
 
@@ -179,7 +175,7 @@ class RangeWatch:
             raise self.error
 
     def end_gateway(self) -> None:
-        """Have the gateway report what is in progress, and wait two seconds at most.
+        """Have the gateway report what is in progress; wait two seconds at most.
 
         `unreported_at_end` counts what is in no event, and one more if it doesn't answer.
         """
@@ -375,7 +371,6 @@ class RangeWatch:
             raise LedgerError(what, where=self._where) from exc
 
     def _spend(self, event: Event) -> None:
-        """Record within the bound. Raises `CellError`: no room."""
         after_bytes, limit = self._recorded_bytes + cost_bytes(event), self._max_recorded_bytes
         if after_bytes <= limit:
             self._recorded_bytes = after_bytes

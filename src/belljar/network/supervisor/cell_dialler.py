@@ -1,8 +1,7 @@
 """Dials a target cell before a connection of another cell is let in.
 
 The rules drop and log a connection's first segment (SYN). Loopback sends it again, to be let in or
-refused as the target did. So the gateway, which gets both ends, can begin none itself. The target
-sees the client cell's address, but another port.
+refused as the target did. So the gateway, which gets both ends, can begin none itself.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _MIN_IP_BYTES, _MIN_TCP_BYTES = 20, 20
 
 
 class First(NamedTuple):
-    """A connection's first segment. `packet`: its headers with a checksum, no data."""
-
     client: tuple[str, int]
     target: tuple[str, int]
     sequence: int
@@ -43,7 +40,7 @@ class First(NamedTuple):
 
 
 def parse_first(packet: bytes) -> First | None:
-    """Read a logged IPv4 packet. Pure; None: no whole TCP header."""
+    """Read a logged IPv4 packet; None without a whole TCP header. Pure."""
     if len(packet) < _MIN_IP_BYTES or packet[0] >> 4 != 4 or packet[9] != _TCP:
         return None
     at = 4 * (packet[0] & 15)
@@ -76,10 +73,9 @@ def checksum(data: bytes | bytearray) -> int:
 
 
 class CellDialler:
-    """One range's dialler. Make it before the supervisor's confinement; nothing blocks."""
+    """It is made before the supervisor's confinement; nothing blocks."""
 
     def __init__(self, gateway: socket.socket) -> None:
-        """`gateway`: gets each connected socket. Raises `OSError`."""
         gateway.setblocking(False)  # noqa: FBT003 - the library's signature
         # Nobody reads here: descriptors that a gateway left in it would count against its user, and
         # an ordinary user's owner could send none any more (ETOOMANYREFS, unix(7))
@@ -126,11 +122,10 @@ class CellDialler:
             self._dialled(end, first, number)
 
     def as_dialled(self, connection: bytes) -> bytes:
-        """The client's own connection, for frames of a half to its target."""
+        """Return the client's own connection, for frames of a half to its target."""
         return self._clients.get(connection, connection)
 
     def finish(self, end: socket.socket) -> None:
-        """Take the outcome of a dial that is over."""
         first = self.waiting.pop(end)
         number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         # This call alone ends the dial in the kernel: else the half's next `connect` succeeds

@@ -76,15 +76,12 @@ _MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each de
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePort:
-    """A cell's port that is up, and its peer."""
-
     port: CellPort
     index: int
     peer: tuple[int, int | None] | None
 
 
 def prepare_namespace(layout: RangeLayout) -> socket.socket:
-    """Settings, loopback and the range's addresses; returns its netlink socket."""
     for_all = (
         (pattern % device, value)
         for device in ("all", "default")
@@ -124,8 +121,7 @@ def make_port(
 ) -> LivePort:
     """Hang the cell at its port, all set before either end is up. Raises `OSError`: none is left.
 
-    `kernel`, `inner`: sockets of the range's and the cell's namespace. Without `offloads` frames
-    leave whole, with checksums, none above the MTU.
+    Without `offloads` frames leave whole, with checksums, none above the MTU.
     """
     request = netlink.veth(
         port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd
@@ -167,14 +163,14 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate each way, an eighth of a second buffered. Pure."""
+    """Return a port's rate each way, an eighth of a second buffered."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
 def unexpected_devices(
     listed: Iterable[netlink.Link], ports: Mapping[int, LivePort]
 ) -> Iterator[str]:
-    """Devices that are up or lead outside the range, in words. Pure."""
+    """Name devices that are up or lead outside the range."""
     for link in listed:  # one that is down (the kernel makes some itself) lets nothing pass
         if link.index not in ports:
             if link.is_up and link.name != "lo":
@@ -197,7 +193,7 @@ def all_down(kernel: socket.socket) -> None:
 def socket_within(
     namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
 ) -> socket.socket:
-    """A socket in another namespace, from which this thread returns. Raises `OSError`."""
+    """Open a socket in another namespace; this thread returns from it. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
@@ -207,7 +203,7 @@ def socket_within(
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same in a new thread. Raises `CellError`."""
+    """Return `socket_within` of a new thread. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()
@@ -218,22 +214,18 @@ def tables_of(namespace: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Routes, routing policy, and settings below /proc/sys/net."""
-
     routes: frozenset[Route]
     policy: frozenset[bytes]
     settings: Mapping[str, str]
 
 
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
-    """This thread's namespace, as `kernel` sees it. Raises `OSError`."""
     routes, policy = netlink.list_routes(kernel), netlink.list_rules(kernel)
     settings = read_settings((*_ALWAYS, *devices), _WRITTEN)
     return Baseline(routes=frozenset(routes), policy=frozenset(policy), settings=settings)
 
 
 def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
-    """The devices' settings, and others, by name. Raises `OSError`."""
     found = {}
     of_devices = (pattern % device for device in devices for pattern in _READ_OF_DEVICE)
     for name in (*others, *of_devices):
@@ -244,7 +236,7 @@ def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[st
 
 
 def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> list[str]:
-    """What differs from the baseline, in words. Pure.
+    """Return each difference as a sentence.
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """

@@ -54,8 +54,6 @@ _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTask:
-    """The owner's document (`processes.fork_pair`)."""
-
     layout: RangeLayout
     network: NetworkPlan
     nft: str
@@ -65,7 +63,7 @@ class SupervisorTask:
 
 
 def run_supervisor(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: owner, gateway, document, stderr, rules, packet file, others held."""
+    """Take `fds`: owner, gateway, document, stderr, rules, packet file, others held."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     document = ipc.from_file(fds[2])
@@ -98,7 +96,6 @@ def _reason(exc: BelljarError | OSError) -> str:
 
 
 def _make_namespace(owner: socket.socket, uid: int | None, parent: int) -> None:
-    """Enter the range's new network namespace, with the rights to keep it."""
     if uid is None:
         # The owner maps its ids: it starts the programs that may do that
         _unshare(syscalls.CLONE_NEWUSER, "user")
@@ -151,7 +148,6 @@ class _Supervisor:
         self._dialler: CellDialler | None = None
 
     def make(self, gateway: socket.socket) -> None:
-        """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
         self._kernel_at_end = netlink.open_socket()
@@ -169,7 +165,6 @@ class _Supervisor:
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
 
     def confine(self) -> None:
-        """Keep only netlink, nft and frame writes; report the rules in force."""
         task = self._task
         limit_address_space(task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():
@@ -180,7 +175,7 @@ class _Supervisor:
         ipc.send(self._owner, {"started": True})
 
     def work(self) -> NoReturn:
-        """Until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
+        """Run until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
         signal.signal(PORTS_DOWN, self._end_at_once)
         try:
             while True:
@@ -219,7 +214,6 @@ class _Supervisor:
                 self._report(flow=flow)
 
     def _read_log(self, max_datagrams: int) -> bool:
-        """Whether nothing is left."""
         for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
             for packet in netfilter.parse_log(datagram):
                 if (flow := self._flows.take(packet)) is not None:
@@ -314,7 +308,6 @@ class _Supervisor:
             os._exit(1)
 
     def _unexpected(self) -> list[str]:
-        """How this namespace differs from its baseline, devices first."""
         devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
         found = [*devices]
@@ -340,7 +333,6 @@ class _Supervisor:
         }
 
     def _end(self, number: int) -> NoReturn:
-        """The last packets and counts, with ports down."""
         self._end_if_changed(self._unexpected())
         self._shut()
         self._take_all()
@@ -390,7 +382,6 @@ class _Supervisor:
 
 
 def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
-    """The range's listeners by name. Raises `OSError`."""
     found = {"dns_udp": socket.socket(socket.AF_INET, socket.SOCK_DGRAM)}
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
     found["dns_udp"].bind((layout.resolver, DNS_PORT))

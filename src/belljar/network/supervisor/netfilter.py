@@ -48,8 +48,6 @@ _MAX_PREFIX_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One logged packet; `size_bytes` by its IP header. `packet`: its beginning."""
-
     reason: str
     device: int
     protocol: str
@@ -61,7 +59,6 @@ class Logged:
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
-    """A non-blocking socket for the group's logs. Raises `OSError`."""
     kernel = _open()
     head = _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
     for attribute, value in (
@@ -78,7 +75,6 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 
 
 def open_changes() -> socket.socket:
-    """A non-blocking socket for rule changes. Raises `OSError`."""
     kernel = _open()
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.settimeout(0.0)
@@ -86,7 +82,6 @@ def open_changes() -> socket.socket:
 
 
 def read_all(kernel: socket.socket) -> Iterator[bytes]:
-    """The queued datagrams; the kernel may have dropped some."""
     while True:
         try:
             yield kernel.recv(_READ_BYTES)
@@ -98,7 +93,7 @@ def read_all(kernel: socket.socket) -> Iterator[bytes]:
 
 
 def parse_log(datagram: bytes) -> Iterator[Logged]:
-    """A datagram's readable packets. Pure, total."""
+    """Read a datagram's packets. Pure, total."""
     for kind, payload in netlink.messages(datagram):
         if kind == _PACKET and len(payload) >= _NFGEN.size:
             found = dict(netlink.attributes(payload[_NFGEN.size :]))
@@ -110,7 +105,7 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    """(protocol, source, destination, port, claimed length). Pure, total."""
+    """Return (protocol, source, destination, port, claimed length). Pure, total."""
     version = packet[0] >> 4 if packet else 0
     source: IPv4Address | IPv6Address
     destination: IPv4Address | IPv6Address
@@ -153,7 +148,6 @@ def rules_loaded(nft: str, rules: int) -> Iterator[None]:
 
 
 def list_rules(nft: str) -> dict[str, Any]:
-    """The rules now in force. Raises `HostError`."""
     with (
         Path(os.devnull).open("rb") as nothing,  # not DEVNULL, which is opened for writing too
         _started(nft, "list", "ruleset", stdin=nothing.fileno()) as process,
@@ -205,8 +199,6 @@ Flow = dict[str, Any]
 
 
 class Flows:
-    """Turns logged packets into events, too few to flood the record."""
-
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = self.lost = 0
         self.cells: dict[int, str] = {}  # by their ports' device numbers
@@ -217,7 +209,7 @@ class Flows:
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}
 
     def take(self, logged: Logged) -> Flow | None:
-        """The packet's event data, if it needs one."""
+        """Return the packet's event data, if it needs one."""
         self.taken += 1
         cell = self.cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
@@ -233,13 +225,11 @@ class Flows:
         return flow | {"source": logged.source}
 
     def flush(self) -> Iterator[Flow]:
-        """What was counted since the last time."""
         counted, self._counted = self._counted, {}
         for (cell, reason), (packets, size) in counted.items():
             yield self._flow(cell, reason, ("", "", None), size, packets)
 
     def count_lost(self, logged: int) -> None:
-        """Enough packets taken for the rules' own count."""
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(
