@@ -7,10 +7,12 @@ import errno
 import fcntl
 import os
 import platform
+import resource
 import signal
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 # linux/sched.h
@@ -37,6 +39,8 @@ _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR: Final = 442
 _CLOSE_RANGE: Final = 436
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; not in Python's socket
+# Of supervisor and gateway. A core of 1 byte: none is written, nor piped (as in plan.jail).
+_LIMITS: Final = {resource.RLIMIT_CORE: 1, resource.RLIMIT_MEMLOCK: 0}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long  # ctypes would cut it to an int
@@ -144,6 +148,16 @@ def close_all_but(kept: tuple[int, ...]) -> None:
             result = _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0)
             _must(result, "close_range")
         start = fd + 1
+
+
+def mapped_bytes() -> int:
+    """Return what this process has mapped: as a fork, most of it shared with its parent."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def limit_resources(limits: Mapping[int, int]) -> None:
+    for limit, value in {**_LIMITS, **limits}.items():
+        resource.setrlimit(limit, (value, value))
 
 
 def set_receive_buffer(end: socket.socket, size_bytes: int) -> None:

@@ -66,6 +66,7 @@ class NetworkRange:
         handle_request: RequestHandler | None = None,
     ) -> None:
         self.id = new_range_id()
+        self.layout: RangeLayout = spec.layout
         self._where = f"range {self.id}"
         self.destruction: Destruction | None = None
         self._spec, self._recorder, self._home = spec, recorder, home
@@ -95,10 +96,6 @@ class NetworkRange:
 
     async def __aexit__(self, *_: object) -> None:
         await self.destroy()
-
-    @property
-    def layout(self) -> RangeLayout:
-        return self._spec.layout
 
     @property
     def pids(self) -> tuple[int, ...]:

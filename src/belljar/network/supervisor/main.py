@@ -21,7 +21,6 @@ from typing import Any, Final, NoReturn
 from belljar.dataclass import dataclass, from_json
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
-from belljar.network.gateway.main import NO_CORE, limit_address_space, send_listeners
 from belljar.network.packets import RECORD, PacketFile, Tap
 from belljar.network.supervisor import links, netfilter, netlink
 from belljar.network.supervisor.cell_dialler import IP_TRANSPARENT, CellDialler
@@ -38,11 +37,7 @@ _ANY: Final = "0.0.0.0"  # noqa: S104 - of the range's own namespace, which has 
 _BACKLOG: Final = 1024  # The kernel caps it at `net.core.somaxconn`.
 # For rules, devices and routes, and for the packet socket.
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
-_LIMITS: Final = {
-    resource.RLIMIT_NOFILE: 512,  # `select` takes no descriptor above 1,023
-    resource.RLIMIT_CORE: NO_CORE,
-    resource.RLIMIT_MEMLOCK: 0,
-}
+_MAX_FILES: Final = 512  # `select` takes no descriptor above 1,023
 # Datagrams in one turn: a cell that floods keeps no request of the owner's waiting.
 _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
@@ -151,11 +146,7 @@ class _Supervisor:
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
         self._kernel_at_end = netlink.open_socket()
-        listeners = _open_listeners(task.layout, task.network)
-        send_listeners(gateway, listeners)
-        # From here on only the gateway holds them.
-        for listener in listeners.values():
-            listener.close()
+        _send_listeners(gateway, task.layout, task.network)
         if task.layout.proxy_port is not None:
             self._dialler = CellDialler(gateway)
         else:
@@ -166,9 +157,9 @@ class _Supervisor:
 
     def confine(self) -> None:
         task = self._task
-        limit_address_space(task.network.bounds.supervisor_memory_bytes)
-        for limit, value in _LIMITS.items():
-            resource.setrlimit(limit, (value, value))
+        limit_bytes = syscalls.mapped_bytes() + task.network.bounds.supervisor_memory_bytes
+        limits = {resource.RLIMIT_AS: limit_bytes, resource.RLIMIT_NOFILE: _MAX_FILES}
+        syscalls.limit_resources(limits)
         syscalls.install_filter(supervisor_filter(may_enter=task.uid is None))
         self._changes = netfilter.open_changes()
         self._check()
@@ -381,7 +372,7 @@ class _Supervisor:
         raise _OwnerTimeoutError("the owner has read nothing for too long")
 
 
-def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
+def _send_listeners(gateway: socket.socket, layout: RangeLayout, network: NetworkPlan) -> None:
     found = {"dns_udp": socket.socket(socket.AF_INET, socket.SOCK_DGRAM)}
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
     found["dns_udp"].bind((layout.resolver, DNS_PORT))
@@ -394,4 +385,10 @@ def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, sock
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
             listener.bind((_ANY, port))
             listener.listen(_BACKLOG)
-    return found
+    names = list(found)
+    for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
+        part = names[at : at + ipc.MAX_DESCRIPTORS]
+        fds = [found[name].fileno() for name in part]
+        ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
+    for listener in found.values():  # from here on only the gateway holds them
+        listener.close()
