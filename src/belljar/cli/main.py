@@ -57,21 +57,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
-_RAISED: Final[tuple[type[BaseException], ...]] = (
-    *(KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit),
-)
+_RAISED: Final = (KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit)
 
 
 class _LazyGroup(click.Group):
     """Commands are imported when they are run, not when they are listed."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            if _is_unread(error):
-                raise
-            raise RuntimeError("a pipe broke that is not standard output") from error
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -148,8 +138,7 @@ def run(argv: list[str] | None = None) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:
-        # How rich and click leave for a reader that has gone
-        if isinstance(leave.__context__, BrokenPipeError) or _without_a_reader():
+        if _without_a_reader():  # so rich and click leave
             return _reader_gone()
         if completes and isinstance(leave.code, int):
             return leave.code
@@ -158,8 +147,8 @@ def run(argv: list[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again
         try:
             return _fail(error, json_wanted=json_wanted)
-        except BrokenPipeError as unread:
-            if _is_unread(unread):
+        except BrokenPipeError:
+            if _without_a_reader():
                 return _reader_gone()
             raise
     return result if isinstance(result, int) else 0
@@ -171,26 +160,30 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         error.show()
         return error.exit_code
     if (breach := breach_of(error)) is not None:
-        return _tell(breach, json_wanted=json_wanted)
+        # Its exit code stands, whatever fails while it is shown
+        try:
+            console.show(breach, json_wanted=json_wanted)
+            sys.stdout.flush()
+        except (OSError, KeyboardInterrupt):
+            _reader_gone()
+        return breach.exit_code
     # Task groups wrap what they raise
     leaf = next(filter(None, (first_of(error, kind) for kind in _RAISED)), error)
-    if _is_unread(leaf):
+    if isinstance(leaf, BrokenPipeError) and _without_a_reader():
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
         told = console.CommandError("interrupted", "interrupted; nothing was left running")
-        for cause in (*_causes(leaf), *_causes(error)):  # the first error of the clean-up
-            if isinstance(cause, BelljarError):
-                what = f"interrupted: {cause.what}"
-                told = console.CommandError("interrupted", what, cause.where, cause.hint)
-                break
+        causes = (*_causes(leaf), *_causes(error))
+        # The first error of the clean-up
+        if cause := next((each for each in causes if isinstance(each, BelljarError)), None):
+            what = f"interrupted: {cause.what}"
+            told = console.CommandError("interrupted", what, cause.where, cause.hint)
         console.show(told, json_wanted=json_wanted)
         return 130
     if isinstance(leaf, click.ClickException):
         console.show(console.of_usage(leaf), json_wanted=json_wanted)
         return leaf.exit_code
-    found: BelljarError | None = exhaustion(leaf)
-    if found is None and isinstance(leaf, BelljarError):
-        found = leaf
+    found = exhaustion(leaf) or (leaf if isinstance(leaf, BelljarError) else None)
     if found is None and isinstance(error, OSError):
         found = _host_error(error)
     if found is None:
@@ -216,20 +209,6 @@ def breach_of(error: BaseException) -> ContainmentBreach | None:
             hidden = None if raised.__suppress_context__ else raised.__context__
             waiting += filter(None, (raised.__cause__ or hidden,))
     return None
-
-
-def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
-    """Show a breach. Its exit code stands whatever fails meanwhile."""
-    try:
-        console.show(breach, json_wanted=json_wanted)
-        sys.stdout.flush()
-    except (OSError, KeyboardInterrupt):
-        _reader_gone()
-    return breach.exit_code
-
-
-def _is_unread(error: BaseException) -> bool:
-    return isinstance(error, BrokenPipeError) and bool(_without_a_reader())
 
 
 def _without_a_reader() -> list[int]:

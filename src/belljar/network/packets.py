@@ -103,7 +103,9 @@ class PacketFile:
         used = self._written + self._end
         is_evidence = not is_sent or self._take_sent(length)
         if not is_sent and self.room[_FLAGS_AT] & _RST:
-            self._take_reset(length)
+            # Perhaps a false one: it has the connection forgotten sooner than others.
+            sent, *_ = tcp_part(self.room[: min(length, _HEADERS_BYTES)], length)
+            self._end_of(sent[4:8] + sent[:4] + sent[10:12] + sent[8:10])
         is_cut = not is_evidence and used > self._max_bytes // 2
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
@@ -157,11 +159,6 @@ class PacketFile:
         if size < left:
             _put(self._flights, connection, left - size, _MAX_CONNECTIONS)
         return begins or size <= left  # larger than what is left of a flight: an answer
-
-    def _take_reset(self, length: int) -> None:
-        # A cell's, perhaps a false one: it has the connection forgotten sooner than others.
-        sent, *_ = tcp_part(self.room[: min(length, _HEADERS_BYTES)], length)
-        self._end_of(sent[4:8] + sent[:4] + sent[10:12] + sent[8:10])
 
     def _end_of(self, connection: bytes) -> None:
         if connection in self._sent:

@@ -6,7 +6,6 @@ address must be public.
 
 from __future__ import annotations
 
-import errno
 import json
 import socket
 import ssl
@@ -48,12 +47,7 @@ _SPECIAL: Final = (
 )
 Network = IPv4Network | IPv6Network
 FORBIDDEN: Final[tuple[Network, ...]] = (*rules.FORBIDDEN, *map(ip_network, _SPECIAL))
-_BUNDLES: Final = (
-    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
-    "/var/lib/ca-certificates/ca-bundle.pem",  # SUSE
-    "/etc/ssl/cert.pem",
-)
+_BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
 
 
 class NotAnUpstreamError(ValueError):
@@ -78,21 +72,19 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     raise NotAnUpstreamError(f"a dial request for what is no upstream of this range: {what}")
 
 
-def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Return why an address may not be dialled, or "". `near`: the host's networks."""
+def problem_of(address: str, near: Collection[Network] = ()) -> str:
+    """Return why an address may not be dialled, or "". `near`: as `networks_near`."""
     try:
         parsed = ip_address(address)
     except ValueError:
         return "is no address"
     if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
         return "is of one link"
-    if parsed in {ip_address(each.partition("%")[0]) for each in own}:
-        return "is this host's own"
     is_special = parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
     if is_special or not parsed.is_global or any(parsed in net for net in FORBIDDEN):
         return "is not a public one"
     if any(parsed in net for net in near):
-        return "is of a network that this host is on"
+        return "is of this host, or of a network that it is on"
     return ""
 
 
@@ -102,22 +94,12 @@ def resolve(host: str, port: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def is_ours(address: str) -> bool:
-    try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError as exc:
-        return exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-    return True
-
-
 def networks_near() -> tuple[Network, ...]:
-    """Return the directly routed networks, in any table. Raises `OSError`."""
+    """Return this host's addresses and directly routed networks. Raises `OSError`."""
     with netlink.open_socket() as kernel:
         routes = netlink.list_routes(kernel)
-    direct = (route.to for route in routes if route.is_direct())
-    return tuple(to for to in direct if to.prefixlen >= _MIN_PREFIX[to.version])
+    near = (route.to for route in routes if route.is_near())
+    return tuple(to for to in near if to.prefixlen >= _MIN_PREFIX[to.version])
 
 
 def connect(address: str, port: int) -> socket.socket:
@@ -128,19 +110,18 @@ def read_authorities() -> str:
     """Return this host's public CAs, PEM. Raises `HostError`."""
     # As at the start: no `.env` file of a task names the roots of trust.
     named = environment_at_start().get("SSL_CERT_FILE")
-    for path in (named or ssl.get_default_verify_paths().openssl_cafile, *_BUNDLES):
+    for path in (named or ssl.get_default_verify_paths().openssl_cafile, _BUNDLE):
         with suppress(OSError, UnicodeError):
             text = Path(path).read_text("utf-8")
             if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:
                 return text
     what = "this host has no bundle of public certification authorities to check upstreams by"
-    raise HostError(what, where=_BUNDLES[0], hint="install the package ca-certificates")
+    raise HostError(what, where=_BUNDLE, hint="install the package ca-certificates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
-    is_ours: Callable[[str], bool] = is_ours
     networks_near: Callable[[], tuple[Network, ...]] = networks_near
     connect: Callable[[str, int], socket.socket] = connect
     read_authorities: Callable[[], str] = read_authorities
@@ -206,7 +187,6 @@ class Dialler:
             except (OSError, UnicodeError) as exc:
                 reason = printable(str(exc), max_chars=200)
                 raise NotDialledError(f"the name can't be resolved: {reason}") from exc
-            own = [address for address in addresses if self._reach.is_ours(address)]
             try:
                 near = self._reach.networks_near()
             except OSError as exc:
@@ -214,7 +194,7 @@ class Dialler:
                 raise NotDialledError(f"this host's own networks can't be read: {reason}") from exc
             if 0 < len(addresses) <= MAX_ADDRESSES:
                 # A name that also stands for something private is not what the author meant.
-                judged = ((each, problem_of(each, own, near)) for each in addresses)
+                judged = ((each, problem_of(each, near)) for each in addresses)
                 problems = [f"{printable(each, max_chars=80)} {why}" for each, why in judged if why]
             else:
                 problems = [f"the name has {len(addresses) or 'no'} addresses"]

@@ -76,7 +76,15 @@ class ToldConnections:
         key = ends + b"".join(ports)
         found = self._by_number.get(number)
         if found is None:  # else its secrets follow
-            found = self._by_number[number] = _Connection(key, self._ends(key, data))
+            reached = self._by_key.pop(key, None)
+            if reached is None:
+                flow = Flow(address=address, port=int(data["port"]))
+                protocol = decide(flow, self._layout, self._stand_ins).protocol
+                reached = _Ends(protocol in ENCRYPTED)
+            self._by_key[key] = reached
+            if len(self._by_key) > _MAX_TOLD:
+                self._forgotten += self._by_key.pop(next(iter(self._by_key))).unreported()
+            found = self._by_number[number] = _Connection(key, reached)
             found.ends.told += 1
             if len(self._by_number) > _MAX_TOLD:
                 del self._by_number[next(iter(self._by_number))]
@@ -84,17 +92,6 @@ class ToldConnections:
             raise ValueError("two connections with one number")
         found.ends.with_secrets += has_secrets and not found.has_secrets
         found.has_secrets |= has_secrets
-
-    def _ends(self, key: bytes, data: Mapping[str, Any]) -> _Ends:
-        found = self._by_key.pop(key, None)
-        if found is None:
-            flow = Flow(address=str(data["address"]), port=int(data["port"]))
-            protocol = decide(flow, self._layout, self._stand_ins).protocol
-            found = _Ends(protocol in ENCRYPTED)
-        self._by_key[key] = found
-        if len(self._by_key) > _MAX_TOLD:
-            self._forgotten += self._by_key.pop(next(iter(self._by_key))).unreported()
-        return found
 
     def answer(self, connection: bytes, *, is_long: bool) -> str:
         """Return what is wrong with an answer that was seen, or "".

@@ -121,10 +121,6 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
-class _OwnerTimeoutError(Exception):
-    """The owner reads nothing: an unwatched range ends."""
-
-
 class _Supervisor:
     def __init__(
         self, task: SupervisorTask, owner: socket.socket, known: KnownRules, file: int
@@ -369,7 +365,8 @@ class _Supervisor:
                 break
             if readable:
                 self._tap.read_into(self._file)
-        raise _OwnerTimeoutError("the owner has read nothing for too long")
+        # No `OSError`, which would be reported to it: an unwatched range ends.
+        raise RuntimeError("the owner has read nothing for too long")
 
 
 def _send_listeners(gateway: socket.socket, layout: RangeLayout, network: NetworkPlan) -> None:

@@ -89,9 +89,11 @@ class Route:
     kind: int
     rest: frozenset[tuple[int, bytes]]
 
-    def is_direct(self) -> bool:
+    def is_near(self) -> bool:
+        """Return whether it is this namespace's address, or a link's other end."""
         has_gateway = any(kind in (_RTA_GATEWAY, _RTA_VIA) for kind, _ in self.rest)
-        return self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
+        is_direct = self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
+        return is_direct or self.kind == _TYPE_LOCAL
 
     def __str__(self) -> str:
         return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
