@@ -23,13 +23,9 @@ CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
 # The disk's end, or the user's quota.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HINT: Final = (
-    "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit "
-    "nofile= of a container), "
-    "or run fewer cells at once"
+    "run fewer cells at once, or raise the limit of open files (`ulimit -n`; LimitNOFILE= in a "
+    "systemd unit; --ulimit nofile= of a container; the sysctl fs.file-max)"
 )
-_SYSTEM_HINT: Final = "raise the sysctl fs.file-max, or run fewer cells at once"
-
-
 # Descriptors come free within milliseconds, when a neighbour's call ends.
 _PAUSE_S: Final = 0.005
 _Found = TypeVar("_Found")
@@ -67,9 +63,8 @@ def exhaustion(error: BaseException) -> HostError | None:
     if (cause := os_error_below(error, EXHAUSTED)) is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if cause.errno == errno.ENFILE:
-        return HostError("the system has no more open files to give", hint=_SYSTEM_HINT)
-    what = f"this process has no open files left (limit {soft}, at most {hard})"
+    whose = "the system" if cause.errno == errno.ENFILE else "this process"
+    what = f"{whose} has no open files left (of a process: {soft}, at most {hard})"
     return HostError(what, hint=_HINT)
 
 

@@ -11,14 +11,8 @@ from typing import Final
 # By the IEC's and SI's prefixes: no unit means 1024 in one tool and 1000 in another.
 _SIZE_UNITS: Final = {
     "b": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
 }
 # Up to days: months and years have no fixed length.
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -89,14 +83,11 @@ def format_duration(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s".replace(".0 s", " s")
-    whole = round(seconds)
-    parts = [
-        (whole // 86400, "d"),
-        (whole % 86400 // 3600, "h"),
-        (whole % 3600 // 60, "m"),
-        (whole % 60, "s"),
-    ]
-    return "".join(f"{count}{unit}" for count, unit in parts if count)
+    left, text = round(seconds), ""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length_s)
+        text += f"{count}{unit}" if count else ""
+    return text
 
 
 def iso_time(seconds: float) -> str:

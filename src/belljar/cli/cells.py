@@ -175,12 +175,13 @@ def kill(
 
 
 def _print_killed(report: KillReport, *, held: bool) -> None:
-    if report.cells:
-        click.echo(f"{'CELL':16} {'KIND':9} {'HALTED':>9}  DESTROYED")
+    rows = [("CELL", "KIND", "HALTED", "DESTROYED")]
     for cell in report.cells:
         after = "NO" if cell.halted_ms is None else f"{cell.halted_ms:.0f} ms"
         destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}" if cell.remaining else "proven"
-        click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {destroyed}")
+        rows.append((cell.cell_id, cell.kind, after, destroyed))
+    if report.cells:
+        click.echo("\n".join(console.table_lines(rows)))
     for problem in report.problems:
         click.echo(f"not proven: {printable(problem, max_chars=300)}")
     if not report.cells and not report.problems:
@@ -303,7 +304,6 @@ def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind(("127.0.0.1", port))
             else:
-                _remove_dead(unix_path)
                 # By `bind` the socket's file is there: a later chmod would let others connect
                 # before it.
                 before = os.umask(0o177)
@@ -313,7 +313,8 @@ def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
                     os.umask(before)
             bound.listen(128)  # before the address is printed: it can be opened at once
         except OSError as error:
-            what, hint = f"can't listen: {error.strerror}", "is another `belljar serve` running?"
+            what = f"can't listen: {error.strerror}"
+            hint = "is another `belljar serve` running? A killed one's socket can be removed"
             raise HostError(what, where=str(unix_path or port), hint=hint) from error
         try:
             yield bound
@@ -322,35 +323,25 @@ def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
                 unix_path.unlink(missing_ok=True)
 
 
-def _remove_dead(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-        except OSError:
-            # It is in use, or no socket: `bind` then fails and says so.
-            return
-
-
 @click.command()
-@click.option("--once", is_flag=True, help="Print one table and end.")
-def watch(*, once: bool) -> None:
-    """Show running cells like `top`: phase, memory, processor, last command, signals."""
+def watch() -> None:
+    """Show running cells like `top`: phase, memory, processor, last command, signals.
+
+    Without a terminal, it prints one table and ends.
+    """
     from rich.console import Console
     from rich.live import Live
 
     from belljar.live.feed import Feed
 
     with Feed(belljar_home()) as feed:
-        if once or not sys.stdout.isatty():
+        if not sys.stdout.isatty():
             # A share of processor time takes two looks: this is the first.
             feed.look()
             feed.state()
             time.sleep(_FIRST_LOOK_S)
             feed.look()
-            # Without a terminal no column is cut.
-            Console(width=None if sys.stdout.isatty() else 500).print(_table(feed))
+            Console(width=500).print(_table(feed))  # no column is cut
             return
         console.notice("Ctrl-C ends the watch; runs go on")
         with Live(console=Console(highlight=False), auto_refresh=False) as live:

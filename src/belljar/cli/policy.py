@@ -26,7 +26,7 @@ from belljar.waiting import LOADING, reported_if_slow
 if TYPE_CHECKING:
     from belljar.harness.preview import Outlook
     from belljar.host.model import HostFacts
-    from belljar.plan.model import ImageFacts, Plan
+    from belljar.plan.model import Plan
 
 # Longer lines of prose are hard to read, however wide the terminal.
 MAX_WIDTH: Final = 110
@@ -72,10 +72,9 @@ def check_file(file: Path, *, as_json: bool) -> int:
         policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
         if not as_json and (policy is None or found):
             raise refusal(found, str(file), hint="")
-        problems = [
-            {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
-            for p in found
-        ]
+        for each in found:
+            place = {"line": each.mark.line, "column": each.mark.column, "field": each.field}
+            problems.append({**place, "message": each.message})
     except PolicyError as error:
         if not as_json:
             raise

@@ -23,8 +23,6 @@ from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from belljar.harness.evaluate import RunOutcome
     from belljar.report.samples import RunFindings
 
@@ -118,8 +116,6 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) ->
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more])
     page = report_of_run(outcome.path)
     if as_json:
-        from belljar.report.samples import collect
-
         rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
         found = collect(outcome.findings)
         console.print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
