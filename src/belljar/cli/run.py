@@ -192,7 +192,7 @@ def runs(*, every: bool, as_json: bool) -> None:
 
 
 Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
-# Of all samples, for a person; `findings.json` and the report have the rest.
+# Signals of all samples; `findings.json` and the report have the rest.
 MAX_LINES: Final = 400
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
 _MAX_LINE_CHARS: Final = 20_000
@@ -223,17 +223,10 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     click.echo()
     if facts["samples"]:
         click.echo("\n".join(table(facts)))
-    lines = (
-        *(each["text"] for each in facts["model_cells"]),
-        *network_lines(facts),
-        *_signal_lines(facts, verbose=verbose),
-        *remarks(facts),
-        *more,
-    )
-    for line in lines:
+    for line in (*lines_of(facts, verbose=verbose), *more, ""):
         click.echo(_escaped(line))
     left = facts["left_this_host"]
-    told = [f"\nWhat left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
+    told = [f"What left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
     text = "\n".join(map(_escaped, told))
     click.echo(click.style(text, **console.STYLES["breached"]) if left["destinations"] else text)
     for line in facts["problems_and_errors"]:
@@ -249,11 +242,7 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
 
 
 def _escaped(line: str) -> str:
-    begin = "\n" if line.startswith("\n") else ""
-    return begin + printable(line.removeprefix("\n"), max_chars=_MAX_LINE_CHARS)
-
-
-# --- samples
+    return printable(line, max_chars=_MAX_LINE_CHARS)
 
 
 def dropped(outcome: RunOutcome) -> list[str]:
@@ -286,49 +275,33 @@ def _cells(row: Facts) -> list[str]:
     ]
 
 
-def remarks(facts: Facts) -> list[str]:
-    tools = [f"  {each['text']}" for each in facts["tools"]]
-    title = ["\nTools, with their calls and how many reached a cell:"] if tools else []
-    return [*facts["remarks"], *title, *tools]
-
-
-# --- networks and signals
-
-
-def network_lines(facts: Facts) -> list[str]:
-    lines = list[str]()
-    for row in facts["samples"]:
-        for found in row["ranges"]:
-            cells = ", ".join(found["cells"].values())
-            packets = f"; packets: {found['packets']}" if found["packets"] else ""
-            named = f"range {found['range']}, cells {cells}{packets}"
-            counted = (
-                f"{found['requests']} request(s) and connection(s), "
-                f"{found['requests_between_cells']} of them between cells, "
-                f"{found['requests_refused']} refused"
-            )
-            lines.append(f"\nNetwork of {row['name'][:80]}: {named}")
-            lines.append(f"  {counted}")
-    return _bounded(lines)
-
-
-def _signal_lines(facts: Facts, *, verbose: bool) -> list[str]:
+def lines_of(facts: Facts, *, verbose: bool = False) -> Iterator[str]:
+    """Yield the lines between the table and the verdict, not escaped; none is a reason."""
     samples = facts["samples"]
-    lines = [line for row in samples for line in _signals(row, verbose=verbose)]
+    yield from (each["text"] for each in facts["model_cells"])
+    for row, found in ((each, found) for each in samples for found in each["ranges"]):
+        cells = ", ".join(found["cells"].values())
+        packets = f"; packets: {found['packets']}" if found["packets"] else ""
+        yield ""
+        yield f"Network of {row['name'][:80]}: range {found['range']}, cells {cells}{packets}"
+        yield (
+            f"  {found['requests']} request(s) and connection(s), "
+            f"{found['requests_between_cells']} of them between cells, "
+            f"{found['requests_refused']} refused"
+        )
+    signals = [line for row in samples for line in _signals(row, verbose=verbose)]
     blind = sum(bool(row["signals_blind"]) for row in samples)
-    if not (lines or blind):
-        return []
-    shown = ["\nSignals:", *(_bounded(lines) or ["  none"])]
+    if signals or blind:
+        yield from ("", "Signals:", *(signals[:MAX_LINES] or ["  none"]))
+    if len(signals) > MAX_LINES:
+        yield f"  … {len(signals) - MAX_LINES} more line(s): findings.json in the run directory"
     if blind and not verbose:
         run = facts["run_id"]
-        shown.append(f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v")
-    return shown
-
-
-def _bounded(lines: list[str]) -> list[str]:
-    more = len(lines) - MAX_LINES
-    rest = f"  … {more} more line(s): findings.json in the run directory"
-    return [*lines[:MAX_LINES], rest] if more > 0 else lines
+        yield f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v"
+    yield from facts["remarks"]
+    if facts["tools"]:
+        yield from ("", "Tools, with their calls and how many reached a cell:")
+        yield from (f"  {each['text']}" for each in facts["tools"])
 
 
 def _signals(row: Facts, *, verbose: bool) -> Iterator[str]:

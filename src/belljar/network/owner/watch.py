@@ -107,7 +107,7 @@ class RangeWatch:
         self._open = {processes.control, processes.events}
         self._is_ending = self._has_ended = self._is_full = False
         self._killed = killed
-        self._unreported = self._recorded_bytes = self._recorded_events = 0
+        self._unreported = self._recorded_bytes = 0
         self._max_recorded_bytes = max_recorded_bytes
         self._gateway_done = threading.Event()
         self._stderr = b""
@@ -136,12 +136,7 @@ class RangeWatch:
 
     def counters(self) -> Mapping[str, int]:
         unreported = self._told.unreported(self._supervisor_counters.get("datagrams_answered", 0))
-        return {
-            **self._supervisor_counters,
-            "events_recorded": self._recorded_events,
-            "recorded_bytes": self._recorded_bytes,
-            "unreported_at_end": self._unreported + unreported,
-        }
+        return {**self._supervisor_counters, "unreported_at_end": self._unreported + unreported}
 
     def diagnosis(self) -> str:
         self._drain_stderr()
@@ -374,7 +369,6 @@ class RangeWatch:
         after_bytes, limit = self._recorded_bytes + cost_bytes(event), self._max_recorded_bytes
         if after_bytes <= limit:
             self._recorded_bytes = after_bytes
-            self._recorded_events += 1
             self._recorder.record(event)
             return
         if not self._is_full:

@@ -11,7 +11,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -79,7 +78,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         if isinstance(exc, OSError) and exc.filename == RECORD:
             hint = "free some space for the run directories"
         failure = {"failed": _reason(exc), "host": isinstance(exc, HostError), "hint": hint}
-        with suppress(ipc.ClosedError, BlockingIOError):
+        with suppress(ipc.ClosedError, TimeoutError):
             ipc.send(owner, failure)
     os._exit(1)
 
@@ -128,11 +127,7 @@ class _Supervisor:
         self._task, self._owner, self._known = task, owner, known
         self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
         # Else an owner that reads nothing would hold the thread that watches the rules.
-        owner.setsockopt(
-            socket.SOL_SOCKET,
-            socket.SO_SNDTIMEO,
-            struct.pack("@ll", int(task.timeout_s), int(task.timeout_s % 1 * 1_000_000)),
-        )
+        owner.settimeout(task.timeout_s)
         self._flows = Flows(task.layout)
         self._next_check = 0.0
         self._ports: dict[int, links.LivePort] = {}
@@ -359,7 +354,7 @@ class _Supervisor:
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
             if writable:
-                with suppress(BlockingIOError):  # its timeout is the same
+                with suppress(TimeoutError):  # the socket's, which is the same
                     ipc.send(self._owner, message)
                     return
                 break
