@@ -22,13 +22,13 @@ EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
 # The disk's end, or the user's quota.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+# Descriptors come free within milliseconds, when a neighbour's call ends.
+_PAUSE_S: Final = 0.005
+_Found = TypeVar("_Found")
 _HINT: Final = (
     "run fewer cells at once, or raise the limit of open files (`ulimit -n`; LimitNOFILE= in a "
     "systemd unit; --ulimit nofile= of a container; the sysctl fs.file-max)"
 )
-# Descriptors come free within milliseconds, when a neighbour's call ends.
-_PAUSE_S: Final = 0.005
-_Found = TypeVar("_Found")
 
 
 def patiently(look: Callable[[], _Found], within_s: float) -> _Found:

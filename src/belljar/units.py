@@ -137,9 +137,6 @@ def _visible(char: str) -> str:
     return char
 
 
-# ---- words of messages about what an author wrote
-
-
 def listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 

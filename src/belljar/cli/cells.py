@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from belljar.live.feed import Feed
 
 _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
+# Streams end within a second; a browser that reads nothing must not keep the server.
+_END_WITHIN_S: Final = 5
+# Of browsers, each as long as it shows the page: so many fit into a usual limit of descriptors.
+_MAX_CONNECTIONS: Final = 500
+_FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
+_INTERVAL_S: Final = 1.0
 
 
 @click.command("ps")
@@ -232,18 +238,6 @@ def prune(unused_for: float, *, as_json: bool) -> int:
         if not parts:
             click.echo("nothing to remove")
     return HostError.exit_code if any(part.problem for part in parts) else 0
-
-
-# --- serve and watch
-
-
-# Streams end within a second; a browser that reads nothing must not keep the server.
-_END_WITHIN_S: Final = 5
-# Each browser holds one, for as long as it shows the page: this many fit into a usual descriptor
-# limit.
-_MAX_CONNECTIONS: Final = 500
-_FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
-_INTERVAL_S: Final = 1.0
 
 
 @click.command()

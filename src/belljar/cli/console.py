@@ -43,9 +43,6 @@ _SIGNAL_CHECKPOINTS: Final = 10
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-# --- options
-
-
 def json_option(help_text: str = "Print one JSON object.") -> Callable[[Command], Command]:
     return click.option("--json", "as_json", is_flag=True, help=help_text)
 
@@ -119,9 +116,6 @@ def variables_option(flag: str, name: str, help_text: str) -> Callable[[Command]
     )
 
 
-# --- output
-
-
 def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
@@ -158,9 +152,6 @@ def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
     return report
 
 
-# --- failures
-
-
 class CommandError(BelljarError):
     def __init__(self, code: str, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
@@ -170,10 +161,8 @@ class CommandError(BelljarError):
 class MisuseError(click.UsageError):
     """A command line is wrong. `param`: the argument or option."""
 
-    def __init__(
-        self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None
-    ) -> None:
-        super().__init__(what, ctx)
+    def __init__(self, what: str, *, param: str = "", hint: str = "") -> None:
+        super().__init__(what)
         self.param_name = param
         self.hint = hint
 
@@ -244,9 +233,6 @@ def show(error: BelljarError, *, json_wanted: bool) -> None:
         click.echo(json.dumps({"error": facts}))  # beyond ASCII escaped, on one line
     else:
         click.echo(message(error), err=True)
-
-
-# --- coroutines and signals
 
 
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:

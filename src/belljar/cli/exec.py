@@ -33,6 +33,8 @@ COMMAND_KEY = "belljar.command"
 # As `timeout` of coreutils says it.
 TIMED_OUT_CODE = 124
 _HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
+# Void is no better than breached: a caller that only looks at the code must not take it for a pass.
+_EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 class CommandAfterDashes(click.Command):
@@ -248,13 +250,6 @@ async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
         if not (chunk := os.read(descriptor, 1 << 16)):
             return
         yield chunk
-
-
-# --- probe
-
-
-# Void is no better than breached: a caller that only looks at the code must not take it for a pass.
-_EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 @click.command("probe", options_metavar="[OPTIONS]")

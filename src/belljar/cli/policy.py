@@ -112,9 +112,6 @@ def show(preset: str) -> None:
     click.echo(load_preset(preset).text.decode(), nl=False)
 
 
-# --- plan
-
-
 @click.command()
 @console.policy_argument()
 @console.tier_option()
@@ -177,9 +174,6 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
         program=shlex.join(image.config.program),
         has_check=image.healthcheck is not None,
     )
-
-
-# --- check
 
 
 @click.command(

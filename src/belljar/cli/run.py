@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 # A longer task or command line is cut; `--json` has it whole.
 MAX_WHAT_CHARS: Final = 60
 _MAX_RUNS: Final = 20
+Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
+# Signals of all samples; `findings.json` and the report have the rest.
+MAX_LINES: Final = 400
+MAX_EVENT_NUMBERS: Final = 10  # That a line names
+_MAX_LINE_CHARS: Final = 20_000
+_SAMPLE_COLUMNS: Final = (
+    *("sample", "score", "verdict", "probes", "cell", "commands"),
+    *("in", "out", "time", "destroyed", "note"),
+)
 
 
 @click.command(
@@ -186,20 +195,6 @@ def runs(*, every: bool, as_json: bool) -> None:
         about = ((run.started or "-")[:19], run.kind, what, outcome, run.verdict or "-")
         rows.append((run.run_id, *about))
     click.echo("\n".join(console.table_lines(rows)))
-
-
-# --- findings as text
-
-
-Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
-# Signals of all samples; `findings.json` and the report have the rest.
-MAX_LINES: Final = 400
-MAX_EVENT_NUMBERS: Final = 10  # That a line names
-_MAX_LINE_CHARS: Final = 20_000
-_SAMPLE_COLUMNS: Final = (
-    *("sample", "score", "verdict", "probes", "cell", "commands"),
-    *("in", "out", "time", "destroyed", "note"),
-)
 
 
 def show_findings(

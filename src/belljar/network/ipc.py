@@ -159,9 +159,6 @@ def from_file(fd: int) -> dict[str, Any]:
     return document
 
 
-# ---- events and requests of a gateway
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """The `id` is set once it was sent."""

@@ -83,9 +83,9 @@ class PacketFile:
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         self.packets = self.dropped_packets = self.cut_packets = self.datagrams = 0
-        # Maps, of which the kernel gives only what is written: most ranges have few frames.
+        # Maps, of which the kernel gives only what is written: most ranges have few frames. The
+        # caller puts a frame into `room` before it calls `keep`.
         self.room: Final = memoryview(mmap.mmap(-1, SNAP_BYTES, mmap.MAP_PRIVATE))
-        """Where the caller puts a frame before it calls `keep`."""
         self.answered: list[tuple[bytes, bool]] = []
         self._flights: dict[bytes, int] = {}  # connection → bytes of it that are kept whole
         # Answered connections: what was sent, until either side ends it; more may follow then
@@ -207,14 +207,13 @@ class Tap:
     """Reads all frames but loopback's. It is made before any device."""
 
     def __init__(self) -> None:
-        self.lost = 0
-        """Frames that the kernel had no room for."""
+        self.lost = 0  # Frames that the kernel had no room for.
         self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
         set_receive_buffer(self.socket, _SOCKET_BUFFER_BYTES)
+        # The kernel's count: a frame takes more than its bytes.
         self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        """The kernel's count: a frame takes more than its bytes."""
 
     def read_into(self, file: PacketFile) -> bool:
         """Take at most 512 frames; return whether more may follow."""

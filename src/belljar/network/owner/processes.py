@@ -50,6 +50,8 @@ HINT_ENDED: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+_running: dict[tuple[int, Path, str], ForkServer] = {}
+_running_lock: Final = threading.Lock()
 # `-I` keeps the environment and the working directory out; the third argument is the import path.
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server "
@@ -214,10 +216,6 @@ def _discard(pidfds: Sequence[int]) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
-
-
-_running: dict[tuple[int, Path, str], ForkServer] = {}
-_running_lock: Final = threading.Lock()
 
 
 @contextmanager

@@ -127,7 +127,6 @@ class RangeWatch:
         processes.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
         self.start = self._thread.start
-        """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)

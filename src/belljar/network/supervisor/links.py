@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -190,14 +190,12 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(
-    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
-) -> socket.socket:
+def socket_within(namespace_fd: int) -> socket.socket:
     """Open a socket in another namespace; this thread returns from it. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
-            return make()
+            return netlink.open_socket()
         finally:
             syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
 

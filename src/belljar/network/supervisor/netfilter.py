@@ -44,6 +44,14 @@ _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 13
 # Both ports are the first four bytes of their headers.
 _WITH_PORTS: Final = frozenset({6, 17, 132})
 _MAX_PREFIX_CHARS: Final = 32
+_NFT_TIMEOUT_S: Final = 20.0
+_MAX_LISTING_BYTES: Final = 16 << 20
+# Refused destinations of one cell and reason with an event of their own; the rest are one count.
+FIRST_LISTED: Final = 100
+FIRST_ALLOWED: Final = 65_536  # Likewise, of what was let through: every port of a cell.
+_KNOWN: Final = frozenset(str(reason) for reason in DropReason)
+_Destination: TypeAlias = tuple[str, str, int | None]  # Protocol, address, port.
+Flow = dict[str, Any]  # The data of a `network.flow`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +142,6 @@ def _open() -> socket.socket:
     return kernel
 
 
-_NFT_TIMEOUT_S: Final = 20.0
-_MAX_LISTING_BYTES: Final = 16 << 20
-
-
 @contextmanager
 def rules_loaded(nft: str, rules: int) -> Iterator[None]:
     """Load rules by the block's end, all or none. Raises `HostError`."""
@@ -184,18 +188,6 @@ def _output(nft: str, process: subprocess.Popen[bytes]) -> bytes:
         hint = "this kernel may lack a part of nftables; `belljar doctor` says which"
         raise HostError(f"nft refused: {problem}", where=nft, hint=hint)
     return output
-
-
-# Of one cell and reason: so many refused destinations have an event of their own; the rest are
-# one count.
-FIRST_LISTED: Final = 100
-# Likewise, of what was let through: every port of a cell.
-FIRST_ALLOWED: Final = 65_536
-_KNOWN: Final = frozenset(str(reason) for reason in DropReason)
-# Protocol, address, port.
-_Destination: TypeAlias = tuple[str, str, int | None]
-# The data of a `network.flow`.
-Flow = dict[str, Any]
 
 
 class Flows:
