@@ -238,18 +238,19 @@ def standard_input() -> AsyncIterator[bytes] | None:
         kind = os.fstat(0).st_mode
     except OSError:
         return None
-    return _read(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
+    can_be_polled = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)
 
+    async def read() -> AsyncIterator[bytes]:
+        import anyio
 
-async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
-    import anyio
+        while True:
+            if can_be_polled:
+                await anyio.wait_readable(0)
+            if not (chunk := os.read(0, 1 << 16)):
+                return
+            yield chunk
 
-    while True:
-        if waits:
-            await anyio.wait_readable(descriptor)
-        if not (chunk := os.read(descriptor, 1 << 16)):
-            return
-        yield chunk
+    return read()
 
 
 @click.command("probe", options_metavar="[OPTIONS]")

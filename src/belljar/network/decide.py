@@ -84,6 +84,11 @@ class _RefusedFlowError(Exception):
         self.reason = reason
 
 
+def _refuse_if(condition: object, reason: Refusal) -> None:
+    if condition:
+        raise _RefusedFlowError(reason)
+
+
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> FlowVerdict:
     """Judge a flow so far; call again with the ClientHello, and with each request.
 
@@ -104,20 +109,16 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
                 raise _RefusedFlowError(Refusal.NOT_THE_GATEWAY)
             ports = owner.ports
         protocol = next((port.protocol for port in ports if port.number == flow.port), "")
-        if not protocol:
-            raise _RefusedFlowError(Refusal.NO_SUCH_PORT)
+        _refuse_if(not protocol, Refusal.NO_SUCH_PORT)
         stand_in = CATCH_ALL if owner is None else owner.id
         if name := _claimed_name(flow, protocol):
             found = find(name, layout)
             is_simulated = layout.catch_all == flow.address and name != METADATA_ADDRESS
-            if found is None and not is_simulated:
-                raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
-            if found is not None and found.address != flow.address:
-                raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
-            # A real upstream takes the policy's methods alone.
-            methods = owner.settings["methods"] if owner and owner.kind == UPSTREAM else None
-            if methods is not None and flow.request and flow.request.method not in methods:
-                raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)
+            _refuse_if(found is None and not is_simulated, Refusal.NOT_IN_POLICY)
+            _refuse_if(found and found.address != flow.address, Refusal.OTHER_ADDRESS)
+            if owner is not None and owner.kind == UPSTREAM and flow.request is not None:
+                is_taken = flow.request.method in owner.settings["methods"]
+                _refuse_if(not is_taken, Refusal.METHOD_NOT_TAKEN)
     except _RefusedFlowError as refused:
         reason = refused.reason
     return FlowVerdict(
@@ -175,38 +176,30 @@ def _claimed_name(flow: Flow, protocol: str) -> str:
             raise _RefusedFlowError(Refusal.SNI_IS_NO_NAME)
     if flow.request is None:
         return sni or ""
-    if protocol not in HTTP:
-        raise _RefusedFlowError(Refusal.NO_HTTP_HERE)
-    if protocol == "tls" and sni is None:
-        raise _RefusedFlowError(Refusal.NO_CLIENT_HELLO)
+    _refuse_if(protocol not in HTTP, Refusal.NO_HTTP_HERE)
+    _refuse_if(protocol == "tls" and sni is None, Refusal.NO_CLIENT_HELLO)
     request = flow.request
-    if request.method.upper() == "CONNECT":
-        raise _RefusedFlowError(Refusal.CONNECT)
-    if not request.hosts:
-        raise _RefusedFlowError(Refusal.NO_HOST)
+    _refuse_if(request.method.upper() == "CONNECT", Refusal.CONNECT)
+    _refuse_if(not request.hosts, Refusal.NO_HOST)
     authority, path, _ = split_target(request.target)
-    scheme = b"https" if protocol == "tls" else b"http"
-    if authority is not None and request.target.partition(b"://")[0].lower() != scheme:
-        raise _RefusedFlowError(Refusal.OTHER_SCHEME)
+    scheme = request.target.partition(b"://")[0].lower()
+    is_other = scheme != (b"https" if protocol == "tls" else b"http")
+    _refuse_if(authority is not None and is_other, Refusal.OTHER_SCHEME)
     is_asterisk = request.target == b"*" and request.method == "OPTIONS"
-    if not path.startswith(b"/") and not is_asterisk:
-        raise _RefusedFlowError(Refusal.TARGET_IS_NO_PATH)
+    _refuse_if(not path.startswith(b"/") and not is_asterisk, Refusal.TARGET_IS_NO_PATH)
     claimed = (*request.hosts, *(() if authority is None else (authority,)))
     names = {_authority(value, flow) for value in claimed}
-    if len(names) > 1:
-        raise _RefusedFlowError(Refusal.HOST_AND_TARGET_DIFFER)
-    if sni is not None and names != {sni}:
-        raise _RefusedFlowError(Refusal.SNI_AND_HOST_DIFFER)
+    _refuse_if(len(names) > 1, Refusal.HOST_AND_TARGET_DIFFER)
+    _refuse_if(sni is not None and names != {sni}, Refusal.SNI_AND_HOST_DIFFER)
     return names.pop()
 
 
 def _authority(raw: bytes, flow: Flow) -> str:
     # The metadata service's address is a name of its own: clients use no other
-    if raw.startswith(b"["):
-        raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
+    _refuse_if(raw.startswith(b"["), Refusal.HOST_IS_ADDRESS)
     host, colon, port = raw.partition(b":")
-    if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
-        raise _RefusedFlowError(Refusal.OTHER_PORT_IN_HOST)
+    is_dialled = _PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port
+    _refuse_if(colon and not is_dialled, Refusal.OTHER_PORT_IN_HOST)
     if host == METADATA_ADDRESS.encode():
         return METADATA_ADDRESS
     if (name := canonical_name(host)) is not None:

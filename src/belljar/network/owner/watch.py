@@ -270,9 +270,6 @@ class RangeWatch:
         except (ValueError, KeyError, TypeError) as exc:
             what = f"a part of the range sent a malformed message: {exc}"
             self.die(ProtocolViolation(what, where=self._where))
-        except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
-            what = f"an event of the range could not be processed: {exc!r}"
-            self.die(CellError(what, where=self._where))
 
     def _receive_from_supervisor(self) -> None:
         message, fds = ipc.receive(self._processes.control)
