@@ -9,9 +9,7 @@ from belljar.events import Body
 
 Keep: TypeAlias = Literal["head", "tail"]
 
-# How much of one stream or file the ledger keeps. What is beyond it is hashed and counted, not
-# stored.
-MAX_CAPTURED_BYTES: Final = 4 << 20
+MAX_CAPTURED_BYTES: Final = 4 << 20  # Of a stream or file, in the ledger.
 
 
 class Capture:

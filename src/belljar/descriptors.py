@@ -15,12 +15,9 @@ from typing import Final, TypeVar
 
 from belljar.errors import HostError
 
-# This process's limit, or the system's.
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
-# Errors that say nothing about the file that was to be opened: after one of them nothing counts
-# as absent.
+# They say nothing about the file that was to be opened: after one of them nothing counts as absent.
 CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
-# The disk's end, or the user's quota.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Descriptors come free within milliseconds, when a neighbour's call ends.
 _PAUSE_S: Final = 0.005

@@ -10,8 +10,7 @@ from belljar.dataclass import dataclass, json_of
 from belljar.events import JsonValue
 from belljar.units import printable
 
-# Samples that are named where many have the same outcome.
-MAX_NAMED: Final = 3
+MAX_NAMED: Final = 3  # Of samples with the same outcome.
 
 
 class DifferenceKind(StrEnum):

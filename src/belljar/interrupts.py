@@ -38,8 +38,7 @@ class Termination:
         if main is not None:
             # Not a request of someone else's: `received` must not name it.
             self._is_own = self._is_held
-            # A mask can only be changed by its own thread: there, by the handler of the other
-            # signal.
+            # A mask can only be changed by its own thread: by the other signal's handler.
             signal.pthread_kill(main, signal.SIGTERM if self._is_held else signal.SIGINT)
 
     def heed(self, number: int, _frame: FrameType | None) -> None:
@@ -61,8 +60,7 @@ def termination_as_interrupt() -> Iterator[Termination]:
     heeded = [
         number
         for number in _HEEDED
-        # SIGTERM even if it was ignored: `Termination.interrupt` comes by it where SIGINT is
-        # blocked.
+        # SIGTERM even if it was ignored: `interrupt` comes by it where SIGINT is blocked.
         if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM
     ]
     previous = {number: signal.signal(number, termination.heed) for number in heeded}

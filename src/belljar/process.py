@@ -18,8 +18,7 @@ PROC: Final = Path("/proc")
 PORTS_DOWN: Final = signal.SIGUSR1
 # Parents change while they are looked up: a circle must end.
 _MAX_GENERATIONS: Final = 32
-# States of proc_pid_stat(5).
-_DEAD: Final = {"Z", "X"}
+_DEAD: Final = {"Z", "X"}  # proc_pid_stat(5)
 # All that a cell's jail must have of its own.
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -163,8 +162,7 @@ def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
     except ProcessLookupError:
         return
     try:
-        # The descriptor pins the process that has the number now: only then can its start time be
-        # compared.
+        # The descriptor pins the process that has the number now.
         if is_alive(process):
             signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:

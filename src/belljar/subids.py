@@ -7,10 +7,8 @@ import pwd
 from pathlib import Path
 from typing import Final
 
-# From root to `nobody` (65534) and one more, as images use them.
-NEEDED_IDS: Final = 1 << 16
-# The last of 32 bits means no id at all.
-_MAX_ID: Final = 0xFFFF_FFFF
+NEEDED_IDS: Final = 1 << 16  # From root to `nobody` (65534) and one more, as images use them.
+_MAX_ID: Final = 0xFFFF_FFFF  # It means no id at all.
 
 
 def first_subordinate_id(file: Path) -> int | None:

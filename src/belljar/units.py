@@ -23,8 +23,7 @@ _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.AS
 
 # YAML and JSON can write one; no program, file or record can hold it.
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# A target cell's port that stands for all.
-ALL_PORTS: Final = 0
+ALL_PORTS: Final = 0  # Of a target cell.
 # As the author of a YAML file says it, not as Python does.
 _KINDS: Final = {
     bool: "true/false",
@@ -112,8 +111,7 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     return shown if len(text) <= max_chars else f"{shown}… (+{len(text) - max_chars} characters)"
 
 
-# Marks and letters that nothing is drawn for (Unicode's Default_Ignorable_Code_Point beyond the
-# format characters), and a pattern without a point.
+# Nothing is drawn for these (Unicode's Default_Ignorable_Code_Point beyond format characters).
 _UNSEEN: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
     + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))

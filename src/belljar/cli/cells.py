@@ -293,13 +293,11 @@ def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
     with bound:
         try:
             if unix_path is None:
-                # Else a restarted server would wait for old connections (socket(7),
-                # SO_REUSEADDR).
+                # Else a restarted server would wait for old connections (socket(7)).
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind(("127.0.0.1", port))
             else:
-                # By `bind` the socket's file is there: a later chmod would let others connect
-                # before it.
+                # A later chmod would let others connect before it.
                 before = os.umask(0o177)
                 try:
                     bound.bind(str(unix_path))

@@ -35,8 +35,7 @@ STYLES: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("breached", "no", "present"), _RED),
 }
 _MAX_COLUMN: Final = 60  # characters; a longer cell moves the rest of its line
-# A signal this long after the first ends the process at once. Its cells die with it, and `belljar
-# reap` cleans up.
+# A signal this long after the first ends the process at once; its cells die with it.
 FORCED_AFTER_S: Final = 15.0
 # Turns of the loop until a signal's task has run: asyncio takes three, trio two.
 _SIGNAL_CHECKPOINTS: Final = 10

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from belljar.probe.model import ProbeReport
 
 COMMAND_KEY = "belljar.command"
-# As `timeout` of coreutils says it.
-TIMED_OUT_CODE = 124
+TIMED_OUT_CODE = 124  # As `timeout` of coreutils says it.
 _HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
 # Void is no better than breached: a caller that only looks at the code must not take it for a pass.
 _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}

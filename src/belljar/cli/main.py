@@ -224,8 +224,7 @@ def _reader_gone() -> int:
     # Standard output always: what is still buffered for it would fail at the interpreter's end.
     for number in {1, *_without_a_reader()}:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    # 128 + SIGPIPE, as a shell reports it.
-    return 141
+    return 141  # 128 + SIGPIPE, as a shell reports it.
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

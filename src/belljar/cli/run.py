@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from belljar.harness.evaluate import RunOutcome
     from belljar.report.samples import RunFindings
 
-# A longer task or command line is cut; `--json` has it whole.
-MAX_WHAT_CHARS: Final = 60
+MAX_WHAT_CHARS: Final = 60  # Of a task or command line; `--json` has it whole.
 _MAX_RUNS: Final = 20
 Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
-# Signals of all samples; `findings.json` and the report have the rest.
-MAX_LINES: Final = 400
+MAX_LINES: Final = 400  # Of signals; `findings.json` and the report have the rest.
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
 _MAX_LINE_CHARS: Final = 20_000
 _SAMPLE_COLUMNS: Final = (

@@ -14,9 +14,7 @@ from belljar.plan.addresses import NameAddress, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, PortPlan, StandInPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
-# The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy
-# reserves it.
-CATCH_ALL: Final = "catch-all"
+CATCH_ALL: Final = "catch-all"  # The stand-in behind `layout.catch_all`; the policy reserves it.
 UPSTREAM: Final = "upstream"  # The kind of what is real. No policy's stand-in has it.
 # RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte.
 MAX_NAME_BYTES: Final = 253

@@ -65,8 +65,7 @@ _MAX_CONNECTIONS: Final = 16_384
 _MAX_ANSWERED, _MAX_ENDED = 65_536, 16_384
 _SYN, _RST, _FIN_OR_RST = 0x02, 0x04, 0x05
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-# Most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max`
-# allows.
+# Most of a second of what a gateway can send; an ordinary user gets what the host allows.
 _SOCKET_BUFFER_BYTES: Final = 64 << 20
 # Frames in one go: a cell that floods keeps the supervisor from no other work.
 _MAX_AT_ONCE: Final = 512
@@ -220,8 +219,7 @@ class Tap:
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:
-                # With MSG_TRUNC the length is the frame's own, also where the room is smaller
-                # (packet(7)).
+                # With MSG_TRUNC the length is the frame's own (packet(7)).
                 length, ancillary, _, address = self.socket.recvmsg_into(
                     [file.room], _ANCILLARY_BYTES, socket.MSG_TRUNC
                 )

@@ -257,8 +257,7 @@ OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_TCP, socket.TCP_QUICKACK),
 )
-# Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which
-# a signal is sent.
+# Not among them: F_SETOWN and F_SETSIG, by which a signal is sent.
 _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
 # The gateway opens for reading alone, removes nothing and takes no connections.
 _NOT_SUPERVISORS: Final = _names("openat openat2 unlink unlinkat accept accept4 listen")
@@ -287,8 +286,7 @@ _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 _Instruction = tuple[int, int, int, int]
 # An argument's number, how it is tested, and with what; `_ANY_BIT` passes if none is set.
 _Test = tuple[int, int, int]
-# A call, what the kernel does with it, and the tests of which all must pass; the first that
-# matches decides.
+# A call, what the kernel does with it, and tests that all pass; the first that matches decides.
 _Rule = tuple[str, int, Sequence[_Test]]
 
 
@@ -332,14 +330,12 @@ def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes
     rules = [
         *rules,
         *(("fcntl", _ALLOW, [(1, _EQUAL, command)]) for command in _FCNTLS),
-        # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
-        # checks.
+        # F_SETFL without O_ASYNC, which sends signals past kill's checks.
         ("fcntl", _ALLOW, [(1, _EQUAL, fcntl.F_SETFL), (2, _ANY_BIT, os.O_ASYNC)]),
         # Of another process it would show whether there is one
         ("sched_getaffinity", _ALLOW, [(0, _EQUAL, 0)]),
         *(("ioctl", _ALLOW, [(1, _EQUAL, request)]) for request in ioctls),
-        # Its flags are in memory, where no filter can look: told that there is none, a C library
-        # takes clone.
+        # Its flags are in memory, where no filter can look: a C library takes clone then.
         ("clone3", _FAIL | errno.ENOSYS, ()),
     ]
     for name, result, tests in rules:
@@ -350,8 +346,7 @@ def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes
 
 
 def _instructions(number: int, result: int, tests: Sequence[_Test]) -> Iterator[_Instruction]:
-    # How many instructions lie between each jump and the rule's end, where the number is loaded
-    # again if an argument was.
+    # The instructions between a jump and the rule's end, where the number is loaded again.
     left = 2 * len(tests) + 1
     yield (_EQUAL, 0, left + bool(tests), number)
     for argument, test, value in tests:

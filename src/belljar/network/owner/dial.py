@@ -27,11 +27,9 @@ from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.units import printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
-# An answer with more addresses is refused.
-MAX_ADDRESSES: Final = 64
+MAX_ADDRESSES: Final = 64  # An answer with more is refused.
 _MAX_BUNDLE_BYTES: Final = 4 << 20
-# Of a route without a gateway: what leads to a network at the end of a link. A wider one leads to
-# the world (a tunnel's `0.0.0.0/1`).
+# Of a route without a gateway: a wider one leads to the world (a tunnel's `0.0.0.0/1`).
 _MIN_PREFIX: Final = {4: 8, 6: 16}
 
 # Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890)

@@ -262,8 +262,7 @@ class RangeSpec:
     layout: RangeLayout
     directory: Path  # an existing one, for the packet record, which stays
     check_every_s: float = CHECK_EVERY_S  # of the rules, and of the gateway's heartbeat
-    # Beyond that, how long a part may be silent to an owner that listens, and the supervisor may
-    # wait for an owner that doesn't.
+    # Beyond that, how long a part may be silent, and the supervisor may wait for its owner.
     timeout_s: float = TIMEOUT_S
     serve: str = SERVE  # `module:function` of the gateway
     reach: Reach = field(default_factory=Reach)

@@ -276,8 +276,7 @@ class NetworkRange:
                 raise CellError(what, where=self._where)
             fds = [namespace]
             if not self._is_users:
-                # Root's supervisor may enter no namespace: what it needs of the cell's is opened
-                # here, in a thread that goes nowhere else.
+                # Root's supervisor may enter no namespace: what it needs of it is opened here.
                 fds.append(opened.enter_context(links.tables_of(namespace)).fileno())
             self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
             self._attached[cell] = number
@@ -312,8 +311,7 @@ class NetworkRange:
             watch.closing = True
         has_namespaces = self._entry is not None and self._entry.namespaces
         if watch is not None and self.error is None and has_namespaces:
-            # The gateway first reports what is in progress; without the last packets, logs and
-            # counts evidence is missing, and the range has failed, whatever it did before
+            # Without what is in progress, the last packets, logs and counts evidence is missing
             watch.end_gateway()
             processes.gateway.kill()
             try:
@@ -331,8 +329,7 @@ class NetworkRange:
         return False
 
     def _prove_gone(self, started: float, *, have_ended: bool) -> Destruction:
-        # Ids and namespaces stay this range's until the search is over: another range could have
-        # their numbers at once
+        # Until the search is over no other range may have the numbers of its ids and namespaces
         if self._processes is not None and have_ended:  # else their thread goes on reading
             self._processes.close()
         with self._held:

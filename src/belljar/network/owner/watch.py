@@ -114,9 +114,8 @@ class RangeWatch:
         self._requesting, self._send_lock = threading.Lock(), threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._waited_s = 0.0  # one message after the other
-        # How long each has sent nothing. Only time spent waiting on the sockets counts: a late
-        # owner reads queued messages first, so its own delay never ends a healthy range. Nothing
-        # counts before the first message: the start has a deadline of its own.
+        # How long each has sent nothing. Only time spent waiting on the sockets counts, so a late
+        # owner ends no healthy range; nothing before the first message: the start has a deadline.
         self._silent_s = dict.fromkeys(("supervisor", "gateway"), float("-inf"))
         self._timeout_s = timeout_s
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)

@@ -77,8 +77,7 @@ class CellDialler:
 
     def __init__(self, gateway: socket.socket) -> None:
         gateway.setblocking(False)  # noqa: FBT003 - the library's signature
-        # Nobody reads here: descriptors that a gateway left in it would count against its user, and
-        # an ordinary user's owner could send none any more (ETOOMANYREFS, unix(7))
+        # Descriptors that a gateway left in it would count against its user, who has a limit
         gateway.shutdown(socket.SHUT_RD)
         self.waiting: dict[socket.socket, First] = {}
         self._gateway = gateway

@@ -33,17 +33,15 @@ _SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
 _IFREQ: Final = struct.Struct("16sP16x")  # ifreq: name, pointer, the rest of its union
-# A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
-# for ten thousand.
 MAX_BYTES_PER_S: Final = 64 << 20
-_TCP_BUFFER: Final = "4096 32768 65536"  # Least, first and most (tcp(7))
+# Least, first and most (tcp(7)); they are in nobody's memory limit: 1.3 GiB for 10,000 connections.
+_TCP_BUFFER: Final = "4096 32768 65536"
 SETTINGS: Final = Path("/proc/sys/net")
 # Written in this order, forwarding first: to set it sets others anew (ip-sysctl.rst).
 _WRITTEN: Final = {
     "ipv4/ip_forward": "0",
     "ipv4/ip_unprivileged_port_start": "0",
-    # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a
-    # second for each cell) would leave clients waiting.
+    # The rules limit answers to refusals: the kernel's own limit would leave clients waiting.
     "ipv4/icmp_ratemask": "0",
     "ipv4/tcp_rmem": _TCP_BUFFER,
     "ipv4/tcp_wmem": _TCP_BUFFER,
@@ -56,8 +54,7 @@ _WRITTEN_OF_DEVICE: Final = {
     "ipv4/conf/%s/accept_source_route": "0",
     "ipv4/conf/%s/rp_filter": "1",  # Strict (RFC 3704)
     "ipv4/conf/%s/proxy_arp": "0",
-    # Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an
-    # address of it.
+    # Not disabled: the kernel would drop a cell's IPv6 before the rules count it.
     "ipv6/conf/%s/addr_gen_mode": "1",  # IN6_ADDR_GEN_MODE_NONE
     "ipv6/conf/%s/accept_ra": "0",
     "ipv6/conf/%s/accept_redirects": "0",

@@ -39,8 +39,7 @@ _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 _MAX_FILES: Final = 512  # `select` takes no descriptor above 1,023
 # Datagrams in one turn: a cell that floods keeps no request of the owner's waiting.
 _LOGS_AT_ONCE: Final = 256
-# Many more than the socket has room for.
-_ALL_LOGS: Final = 1 << 16
+_ALL_LOGS: Final = 1 << 16  # Many more than the socket has room for.
 _MAX_REPORTED: Final = 20
 _ANSWERED_AT_ONCE: Final = 256  # Connections in one message.
 _CHANGED_BACK: Final = "its rules were changed, and changed back"

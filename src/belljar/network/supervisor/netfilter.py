@@ -35,8 +35,7 @@ _COPY_PACKET: Final = 2  # NFULNL_COPY_PACKET: the packet's beginning, too
 _NFGEN: Final = struct.Struct("=BBH")  # nfgenmsg: family, version, group
 # NFULA_PACKET_HDR, _IFINDEX_INDEV, _PAYLOAD, _PREFIX.
 _AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
-# Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
-# allows.
+# Room for some 10,000 records, five cells' bursts; an ordinary user gets what the host allows.
 _BUFFER_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 16  # The end of a longer datagram is lost.
 # IANA's numbers; any other protocol is shown by its number.

@@ -16,8 +16,7 @@ _ATTRIBUTE: Final = struct.Struct("=HH")  # rtattr: length with this head, type
 _LINK: Final = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, mask of changes
 LINK_BYTES: Final = _LINK.size
 _ADDRESS: Final = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
-# rtmsg: family, both prefixes, TOS, table, protocol, scope, type, flags. A rule's header
-# (linux/fib_rules.h) has the same form, with the action where the type is.
+# rtmsg: family, both prefixes, TOS, table, protocol, scope, type (a rule's action), flags.
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 _NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
 _QUEUE: Final = struct.Struct("=BxxxiIII")  # tcmsg: family, index, handle, parent, info
@@ -54,8 +53,7 @@ _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
 _NESTED: Final = 0x8000
 # The kernel's pieces of a listing are smaller; the end of a larger datagram would be lost.
 _MAX_REPLY_BYTES: Final = 1 << 16
-# The host's own tables are read too, before an upstream is dialled, and may be long. A list that
-# was cut would hide a network, so a longer one is an error.
+# The host's own tables may be long. A list that was cut would hide a network: it is an error.
 _MAX_DUMP_BYTES: Final = 4 << 20
 # The kernel carries a request out before `send` returns: nothing waits so long in practice.
 _TIMEOUT_S: Final = 5.0
