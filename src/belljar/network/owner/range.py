@@ -32,7 +32,6 @@ from belljar.network.owner.processes import (
     map_ids,
     started_fork_server,
 )
-from belljar.network.owner.told import ToldConnections
 from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
@@ -190,15 +189,13 @@ class NetworkRange:
         may_ask = any(item.kind == "openai" for item in self._spec.network.stand_ins)
         watch = RangeWatch(
             self.id,
+            self._spec,
             processes,
             self._recorder,
             on_failure=self._died,
             # Else a gateway could send to the model's provider what the policy lets out nowhere
             handle_request=self._handle_request if may_ask else None,
             dialler=self._dialler,
-            told=ToldConnections(self.layout, self._spec.network),
-            max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
-            timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )
         watch.start()

@@ -30,7 +30,7 @@ from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
 from belljar.network.ipc import Item, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
-from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, wait_readable
+from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, RangeSpec, wait_readable
 from belljar.network.owner.told import ToldConnections
 from belljar.units import format_size, printable
 
@@ -80,15 +80,13 @@ class RangeWatch:
     def __init__(
         self,
         range_id: str,
+        spec: RangeSpec,
         processes: RangeProcesses,
         recorder: Recorder,
         *,
         on_failure: Callable[[BelljarError], None],
         handle_request: RequestHandler | None,
         dialler: Dialler,
-        told: ToldConnections,
-        max_recorded_bytes: int,
-        timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
         self.error: BelljarError | None = None
@@ -102,13 +100,13 @@ class RangeWatch:
         self._where = f"range {range_id}"
         self._range, self._processes, self._recorder = range_id, processes, recorder
         self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
-        self._told = told
+        self._told = ToldConnections(spec.layout, spec.network)
         self._decoder = ipc.EventDecoder()
         self._open = {processes.control, processes.events}
         self._is_ending = self._has_ended = self._is_full = False
         self._killed = killed
         self._unreported = self._recorded_bytes = 0
-        self._max_recorded_bytes = max_recorded_bytes
+        self._max_recorded_bytes = spec.network.bounds.recorded_bytes
         self._gateway_done = threading.Event()
         self._stderr = b""
         self._requesting, self._send_lock = threading.Lock(), threading.Lock()
@@ -117,7 +115,7 @@ class RangeWatch:
         # How long each has sent nothing. Only time spent waiting on the sockets counts, so a late
         # owner ends no healthy range; nothing before the first message: the start has a deadline.
         self._silent_s = dict.fromkeys(("supervisor", "gateway"), float("-inf"))
-        self._timeout_s = timeout_s
+        self._timeout_s = spec.check_every_s + spec.timeout_s
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(processes.stderr, False)

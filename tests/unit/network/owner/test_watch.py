@@ -22,14 +22,14 @@ from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
 from belljar.network import ipc
 from belljar.network.ipc import ALIVE, ENDED, Item, encode_event
-from belljar.network.owner.processes import Child, RangeProcesses
-from belljar.network.owner.told import ToldConnections
+from belljar.network.owner.processes import Child, RangeProcesses, RangeSpec
 from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
 from belljar.plan.addresses import lay_out
-from belljar.plan.network import NetworkPlan
+from belljar.plan.network import NetworkBounds, NetworkPlan
 
 MAX_BYTES, TIMEOUT_S = 20_000, 60.0
-LAYOUT = lay_out(NetworkPlan(), ["agent"], random_bytes=bytes(16), avoid=[])
+NETWORK = NetworkPlan(bounds=NetworkBounds(recorded_bytes=MAX_BYTES))
+LAYOUT = lay_out(NETWORK, ["agent"], random_bytes=bytes(16), avoid=[])
 
 
 class Watched:
@@ -53,17 +53,11 @@ class Watched:
             stderr=pipes[2][0],
             fork_server=Mock(how_ended=Mock(return_value="")),
         )
-        self.watch = RangeWatch(
-            "range",
-            self.processes,
-            recorder,
-            on_failure=self.fail,
-            handle_request=None,
-            dialler=Mock(),
-            told=ToldConnections(LAYOUT, NetworkPlan()),
-            max_recorded_bytes=MAX_BYTES,
-            timeout_s=timeout_s,
+        spec = RangeSpec(
+            network=NETWORK, layout=LAYOUT, directory=Path(), check_every_s=0, timeout_s=timeout_s
         )
+        about: Any = {"on_failure": self.fail, "handle_request": None, "dialler": Mock()}
+        self.watch = RangeWatch("range", spec, self.processes, recorder, **about)
 
     def fail(self, error: BelljarError) -> None:
         self.died.append(error)
