@@ -190,26 +190,17 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def of_usage(error: click.ClickException) -> CommandError:
-    if not isinstance(error, click.UsageError):
-        return CommandError(_USAGE, _sentence(error.format_message()))
-    path = error.ctx.command_path if error.ctx is not None else "belljar"
+    context = getattr(error, "ctx", None)
+    path = "belljar" if context is None else context.command_path
     # Inspect's own parser names another command: it is `belljar run` that calls it.
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
-    message, param, hint = error.message, "", ""
+    param, hint = "", ""
     if isinstance(error, MisuseError):
         param, hint = error.param_name, error.hint
-    elif near := getattr(error, "possibilities", None):  # of an option or a command
-        hint = f"did you mean `{near[0]}`?"
-    elif isinstance(error, click.MissingParameter):
-        message = error.format_message()
-    elif isinstance(error, click.BadParameter):
-        given = error.param_hint
-        if given is None and error.param is not None:
-            given = error.param.get_error_hint(error.ctx or click.Context(click.Command("")))
-        param = (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
     where = " ".join(part for part in (command, param) if part)
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
-    return CommandError(_USAGE, _sentence(message), where, hint or f"see {usage}")
+    message = _sentence(error.format_message())
+    return CommandError(_USAGE, message, where, hint or f"see {usage}")
 
 
 def _sentence(text: str) -> str:

@@ -144,14 +144,7 @@ def verdict(
     RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run`
     or of `inspect eval --sandbox belljar`. A void or breached sample is listed with its reasons.
 
-    \b
-    Exit codes, as those of `belljar run`:
-      0        all samples are contained
-      1        the evaluation had errors
-      2        containment was breached, or evidence of it is missing
-      3, 4     the run was refused
-      5        a cell or the record failed, as when the disk fills
-      130      the run was interrupted
+    The exit code is that of `belljar run`: 0 if all samples are contained.
     """
     path = run_path(run)
     with console.reading(path), reported_if_slow(LOADING):
@@ -242,8 +235,6 @@ def dropped(outcome: RunOutcome) -> list[str]:
     if not outcome.dropped:
         return []
     named = printable(", ".join(outcome.dropped), max_chars=400)
-    if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
-        return [f"no sample is contained: there are no metrics. Left out: {named}"]
     count = len(outcome.dropped)
     return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
