@@ -161,7 +161,7 @@ def kill(
     except LookupError as unknown:
         name = printable(str(unknown.args[0]), max_chars=100)
         what = f"there is no cell or run {name} here; nothing was killed"
-        raise console.MisuseError(what, param="CELL", hint=hint) from None
+        raise console.MisuseError(what, hint=hint) from None
     if as_json:
         order = report.order
         console.print_json(

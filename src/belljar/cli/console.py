@@ -151,18 +151,15 @@ def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
     return report
 
 
-class CommandError(BelljarError):
+class CommandLineError(BelljarError):
     def __init__(self, code: str, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
         self.code = code
 
 
 class MisuseError(click.UsageError):
-    """A command line is wrong. `param`: the argument or option."""
-
-    def __init__(self, what: str, *, param: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what)
-        self.param_name = param
         self.hint = hint
 
 
@@ -174,7 +171,7 @@ def reading(path: object) -> Iterator[None]:
         # Nothing that is read: standard output's
         if error.errno in NO_ROOM or isinstance(error, BrokenPipeError):
             raise
-        raise MisuseError(f"{printable(str(path))}: {error.strerror}", param="RUN") from error
+        raise MisuseError(f"{printable(str(path))}: {error.strerror}") from error
 
 
 @contextmanager
@@ -189,18 +186,14 @@ def writing(target: Path) -> Iterator[None]:
         raise HostError(f"it can't be written: {error.strerror}", where=where, hint=hint) from error
 
 
-def of_usage(error: click.ClickException) -> CommandError:
+def of_usage(error: click.ClickException) -> CommandLineError:
     context = getattr(error, "ctx", None)
     path = "belljar" if context is None else context.command_path
     # Inspect's own parser names another command: it is `belljar run` that calls it.
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
-    param, hint = "", ""
-    if isinstance(error, MisuseError):
-        param, hint = error.param_name, error.hint
-    where = " ".join(part for part in (command, param) if part)
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
-    message = _sentence(error.format_message())
-    return CommandError(_USAGE, message, where, hint or f"see {usage}")
+    hint = getattr(error, "hint", "") or f"see {usage}"
+    return CommandLineError(_USAGE, _sentence(error.format_message()), command, hint)
 
 
 def _sentence(text: str) -> str:

@@ -289,7 +289,7 @@ def probe(
         chosen(PROBES, wanted)
     except ValueError as error:
         hint = f"use one of {', '.join(sorted({each.group for each in PROBES}))}, or a probe's name"
-        raise console.MisuseError(str(error), param="--group", hint=hint) from None
+        raise console.MisuseError(str(error), hint=hint) from None
     return console.run_async(_probe, policy, tier, wanted, as_json=as_json)
 
 

@@ -172,12 +172,12 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(leaf, BrokenPipeError) and _without_a_reader():
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
-        told = console.CommandError("interrupted", "interrupted; nothing was left running")
+        told = console.CommandLineError("interrupted", "interrupted; nothing was left running")
         causes = (*_causes(leaf), *_causes(error))
         # The first error of the clean-up
         if cause := next((each for each in causes if isinstance(each, BelljarError)), None):
             what = f"interrupted: {cause.what}"
-            told = console.CommandError("interrupted", what, cause.where, cause.hint)
+            told = console.CommandLineError("interrupted", what, cause.where, cause.hint)
         console.show(told, json_wanted=json_wanted)
         return 130
     if isinstance(leaf, click.ClickException):
@@ -190,7 +190,9 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         if json_wanted:
             what = f"{type(error).__name__}: {error}"
             hint = "the traceback is on standard error; please report it"
-            console.show(console.CommandError("internal_error", what, hint=hint), json_wanted=True)
+            console.show(
+                console.CommandLineError("internal_error", what, hint=hint), json_wanted=True
+            )
         raise error
     console.show(found, json_wanted=json_wanted)
     return found.exit_code
