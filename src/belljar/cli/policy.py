@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from belljar.cli.exec import typed_policy
 from belljar.errors import HostError, PolicyError
 from belljar.plan.explain import render_plan
 from belljar.plan.make import make_plan
-from belljar.plan.model import ImageFacts
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
@@ -26,7 +24,7 @@ from belljar.waiting import LOADING, reported_if_slow
 if TYPE_CHECKING:
     from belljar.harness.preview import Outlook
     from belljar.host.model import HostFacts
-    from belljar.plan.model import Plan
+    from belljar.plan.model import ImageFacts, Plan
 
 # Longer lines of prose are hard to read, however wide the terminal.
 MAX_WIDTH: Final = 110
@@ -159,21 +157,13 @@ def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:
+    from belljar.cell.parts import facts_of
     from belljar.image.store import Store
 
     try:
-        image = Store(home).find(ref)
+        return facts_of(Store(home).find(ref), ref)
     except HostError:
         return None
-    return ImageFacts(
-        digest=image.digest,
-        name=ref,
-        user=image.user,
-        workdir=image.workdir,
-        env=dict(image.env),
-        program=shlex.join(image.config.program),
-        has_check=image.healthcheck is not None,
-    )
 
 
 @click.command(
