@@ -56,7 +56,6 @@ def require_free(count: int) -> None:
 
 
 def exhaustion(error: BaseException) -> HostError | None:
-    """Return the `HostError` for too many open files, here or system-wide, else None."""
     if (cause := os_error_below(error, EXHAUSTED)) is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""How a cell differs from what its task's author wrote, one fact at a time. Pure."""
+"""Facts on how a cell differs from what its task's author wrote. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Has a `where` (`service web`, `image`, ""), a `key` as its author wrote it, and `detail`."""
+    """The `detail` is one sentence without a final stop."""
 
     kind: DifferenceKind
     where: str = ""
@@ -48,7 +48,7 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """Return the facts as sentences, equal ones merged, safe for a terminal."""
+    """Return sentences, equal ones merged, safe for a terminal."""
     parts: dict[tuple[DifferenceKind, str, str], dict[str, None]] = {}
     for fact in differences:
         parts.setdefault((fact.kind, fact.where, fact.detail), {})[fact.key] = None

@@ -99,7 +99,7 @@ def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
-    """Raise a breach for whatever fails in the block, if the verdict is one."""
+    """Raise a breach for whatever fails in the block, if `verdict` is one."""
     try:
         yield
     except BaseException as error:

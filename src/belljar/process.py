@@ -25,8 +25,6 @@ NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """A process of this boot is known by its start, in the kernel's ticks."""
-
     pid: int
     start_ticks: int
 
@@ -99,7 +97,6 @@ def descends_from(pid: int, ancestor: int) -> bool:
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """Return user and system time in clock ticks; None when the process is gone."""
     fields = _stat_fields(pid)
     # utime and stime; children that were waited for have fields of their own.
     return None if fields is None else int(fields[11]) + int(fields[12])

@@ -1,4 +1,4 @@
-"""Sizes and durations, read and shown; `printable`, the one escape of shown text; message words."""
+"""Sizes and durations, read and shown; `printable`, the one escape; message words."""
 
 from __future__ import annotations
 

@@ -60,7 +60,6 @@ def ps(*, as_json: bool) -> int:
 
 
 def warn_if_held() -> bool:
-    """Print a hold on standard error; return whether there is one."""
     if (held := read_hold(belljar_home())) is not None:
         click.echo(console.message(HostError(str(held), hint=RELEASE_HINT)), err=True)
     return held is not None

@@ -124,7 +124,7 @@ def notice(text: str) -> None:
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> list[str]:
-    """Return escaped lines. Column `styled` has the colour of its first word (`STYLES`)."""
+    """Return escaped lines; column `styled` is coloured as `STYLES` says."""
     shown = [[printable(cell, max_chars=200) for cell in row] for row in rows]
     widths = [min(_MAX_COLUMN, max(map(len, column))) for column in zip(*shown, strict=True)]
     lines = list[str]()

@@ -232,7 +232,6 @@ def _explain(output: ExecOutput) -> None:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """Return the bytes of standard input; None if it is closed."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:
@@ -267,12 +266,7 @@ def probe(
     listeners, a sentinel process, and the ids, namespaces and routes of the cell's processes. What
     the cell says can make a breach, never hide one. Recorded: `belljar ledger show last`.
 
-    \b
-    Exit codes:
-      0  contained
-      2  breached, or void: evidence is missing
-      3  this host lacks something
-      4  the policy is wrong
+    The exit code is 2 if it is breached, or void as evidence is missing.
 
     \b
     Examples:

@@ -61,8 +61,6 @@ _RAISED: Final = (KeyboardInterrupt, BelljarError, click.ClickException, OSError
 
 
 class _LazyGroup(click.Group):
-    """Commands are imported when they are run, not when they are listed."""
-
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -55,11 +55,6 @@ def check_file(file: Path, *, as_json: bool) -> int:
 
     Those are the files that it copies and that its stand-ins use. Whether this host can run it is
     not checked: see `belljar plan FILE`.
-
-    \b
-    Exit codes:
-      0  valid
-      4  not valid
     """
     from belljar.network.stand_ins.author import examine_all
     from belljar.policy.load import read_policy_file, refusal
@@ -120,12 +115,6 @@ def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool)
 
     Shows what the cell can read, write, reach and consume, and the layers that isolate it. No cell
     is started. POLICY is a policy file or a preset (low, medium, high, critical); default: high.
-
-    \b
-    Exit codes:
-      0  a cell can run here, once its image is built
-      3  this host can't provide what the policy demands, or `belljar kill --hold` stops new cells
-      4  the policy is wrong
     """
     loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
     if loaded.policy.network is not None:
@@ -193,11 +182,7 @@ def check(
     Nothing is started, built or fetched. A task's Python file is loaded, as by `belljar run`, and
     samples are chosen by Inspect's options: -T NAME=VALUE, --limit, --sample-id, --sample-shuffle.
 
-    \b
-    Exit codes:
-      0  all samples run, as written or with the listed differences
-      3  something is missing on this host, such as an image or a tool
-      4  refused: the task or the policy is wrong
+    The exit code is 0 if all samples run, 3 if this host lacks something, 4 if one is refused.
 
     \b
     Examples:

@@ -260,7 +260,7 @@ def _cells(row: Facts) -> list[str]:
 
 
 def lines_of(facts: Facts, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines between the table and the verdict, not escaped; none is a reason."""
+    """Yield lines that are not escaped yet."""
     samples = facts["samples"]
     yield from (each["text"] for each in facts["model_cells"])
     for row, found in ((each, found) for each in samples for found in each["ranges"]):

@@ -139,7 +139,7 @@ def canonical_name(raw: str | bytes) -> str | None:
 
 
 def find(name: str, layout: RangeLayout) -> NameAddress | None:
-    """Return the name's entry: an exact one, else a wildcard one label up."""
+    """Return the exact entry, else a wildcard's one label up."""
     wildcard = "*." + name.partition(".")[2]
     found = None
     for item in layout.names:

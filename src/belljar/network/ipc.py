@@ -149,7 +149,6 @@ def fill(fd: int, document: Mapping[str, Any]) -> None:
 
 
 def from_file(fd: int) -> dict[str, Any]:
-    """Return the document in a memory file, and close it. Raises `ValueError`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)

@@ -61,7 +61,7 @@ def enter(namespace_fd: int, kind: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have SIGKILL sent when the parent's thread ends. A change of ids clears it."""
+    """Send SIGKILL when the parent's thread ends. A change of ids clears it."""
     _prctl("parent-death signal", _PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:  # It may have ended before the kernel was asked.
         os._exit(1)
@@ -151,7 +151,6 @@ def close_all_but(kept: tuple[int, ...]) -> None:
 
 
 def mapped_bytes() -> int:
-    """Return what this process has mapped: as a fork, most of it shared with its parent."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
@@ -161,7 +160,6 @@ def limit_resources(limits: Mapping[int, int]) -> None:
 
 
 def set_receive_buffer(end: socket.socket, size_bytes: int) -> None:
-    """Exceed `net.core.rmem_max` with a capability over the host, else stop there."""
     try:
         end.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size_bytes)
     except PermissionError:

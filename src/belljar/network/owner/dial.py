@@ -71,7 +71,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
 
 
 def problem_of(address: str, near: Collection[Network] = ()) -> str:
-    """Return why an address may not be dialled, or "". `near`: as `networks_near`."""
+    """Return why it may not be dialled, or ""."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -197,7 +197,6 @@ class ForkServer:
     def _ask(
         self, message: dict[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """Return its answer and descriptors; the caller holds the lock. Raises `CellError`."""
         self._last_number += 1
         try:
             ipc.send(self._socket, {**message, "number": self._last_number}, fds)

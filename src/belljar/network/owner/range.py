@@ -300,7 +300,6 @@ class NetworkRange:
             return destruction
 
     def _end_processes(self) -> bool:
-        """Return True if both processes ended and all their reports were read."""
         processes, watch = self._processes, self._watch
         if processes is None:
             return True

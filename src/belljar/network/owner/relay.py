@@ -22,7 +22,7 @@ MAX_OPEN: Final = 16
 
 
 class NotDialledError(ValueError):
-    """Nothing was dialled, which is not recorded yet; the text says why."""
+    """Nothing was dialled, and nothing recorded yet."""
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ def all_down(kernel: socket.socket) -> None:
 
 
 def socket_within(namespace_fd: int) -> socket.socket:
-    """Open a socket in another namespace; this thread returns from it. Raises `OSError`."""
+    """Open a socket there; this thread returns from it. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:

@@ -156,7 +156,6 @@ class _Supervisor:
         ipc.send(self._owner, {"started": True})
 
     def work(self) -> NoReturn:
-        """Run until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
         signal.signal(PORTS_DOWN, self._end_at_once)
         try:
             while True:
