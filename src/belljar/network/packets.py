@@ -12,7 +12,7 @@ import mmap
 import os
 import socket
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 from belljar.network.syscalls import set_receive_buffer
 
@@ -69,6 +69,8 @@ _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SOCKET_BUFFER_BYTES: Final = 64 << 20
 # Frames in one go: a cell that floods keeps the supervisor from no other work.
 _MAX_AT_ONCE: Final = 512
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class PacketFile:
@@ -148,7 +150,7 @@ class PacketFile:
                 self.answered.append((connection, False))
             if before <= MAX_HANDSHAKE_BYTES < before + size:
                 self.answered.append((connection, True))
-            _put(table, connection, before + size, most)
+            put_bounded(table, connection, before + size, most)
         if flags & _FIN_OR_RST:
             self._end_of(connection)
         if not begins and not size:
@@ -156,18 +158,19 @@ class PacketFile:
         left = _FLIGHT_BYTES if begins else self._flights.get(connection, 0)
         self._flights.pop(connection, None)
         if size < left:
-            _put(self._flights, connection, left - size, _MAX_CONNECTIONS)
+            put_bounded(self._flights, connection, left - size, _MAX_CONNECTIONS)
         return begins or size <= left  # larger than what is left of a flight: an answer
 
     def _end_of(self, connection: bytes) -> None:
         if connection in self._sent:
-            _put(self._ended, connection, self._sent.pop(connection), _MAX_ENDED)
+            put_bounded(self._ended, connection, self._sent.pop(connection), _MAX_ENDED)
 
 
-def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> None:
-    if len(table) >= most:
-        del table[next(iter(table))]
-    table[connection] = size
+def put_bounded(table: dict[_K, _V], key: _K, value: _V, most: int) -> _V | None:
+    """Put it last; return the oldest value, forgotten when there are more than `most`."""
+    table.pop(key, None)
+    table[key] = value
+    return table.pop(next(iter(table))) if len(table) > most else None
 
 
 def tcp_part(head: memoryview, length: int) -> tuple[bytes, bool, int, int]:

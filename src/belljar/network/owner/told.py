@@ -13,6 +13,7 @@ from typing import Any, Final
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED, Flow, decide
 from belljar.network.gateway.config import as_stand_in
+from belljar.network.packets import put_bounded
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
 
@@ -76,18 +77,16 @@ class ToldConnections:
         key = ends + b"".join(ports)
         found = self._by_number.get(number)
         if found is None:  # else its secrets follow
-            reached = self._by_key.pop(key, None)
+            reached = self._by_key.get(key)
             if reached is None:
                 flow = Flow(address=address, port=int(data["port"]))
                 protocol = decide(flow, self._layout, self._stand_ins).protocol
                 reached = _Ends(protocol in ENCRYPTED)
-            self._by_key[key] = reached
-            if len(self._by_key) > _MAX_TOLD:
-                self._forgotten += self._by_key.pop(next(iter(self._by_key))).unreported()
-            found = self._by_number[number] = _Connection(key, reached)
+            if (oldest := put_bounded(self._by_key, key, reached, _MAX_TOLD)) is not None:
+                self._forgotten += oldest.unreported()
+            found = _Connection(key, reached)
+            put_bounded(self._by_number, number, found, _MAX_TOLD)
             found.ends.told += 1
-            if len(self._by_number) > _MAX_TOLD:
-                del self._by_number[next(iter(self._by_number))]
         if found.key != key:
             raise ValueError("two connections with one number")
         found.ends.with_secrets += has_secrets and not found.has_secrets

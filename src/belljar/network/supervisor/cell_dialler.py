@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections import OrderedDict
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from belljar.network import ipc
+from belljar.network.packets import put_bounded
 from belljar.plan.rules import DIAL_MARK, ENTER_MARK, REFUSE_MARK
 
 # Targets that don't answer: a further client tries again, as when the target's queue is full.
@@ -82,7 +82,7 @@ class CellDialler:
         self.waiting: dict[socket.socket, First] = {}
         self._gateway = gateway
         # Connected or not, by client, target and first sequence number
-        self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
+        self._begun: dict[tuple[Any, ...], bool] = {}
         # A half's frames, as `packets.tcp_part` names them → its client's.
         self._clients: dict[bytes, bytes] = {}
         self._enter, self._refuse = _raw(ENTER_MARK), _raw(REFUSE_MARK)
@@ -112,9 +112,7 @@ class CellDialler:
             number = end.connect_ex(first.target)
         except OSError as exc:
             number = exc.errno or errno.EIO
-        self._begun[first[:3]] = False
-        if len(self._begun) > MAX_REMEMBERED:
-            self._begun.popitem(last=False)
+        put_bounded(self._begun, first[:3], False, MAX_REMEMBERED)  # noqa: FBT003 - a value
         if number == errno.EINPROGRESS:
             self.waiting[end] = first
         else:
@@ -136,10 +134,8 @@ class CellDialler:
         with end:
             if not number:
                 half = _connection(first, end.getsockname()[1])
-                self._clients.pop(half, None)
-                self._clients[half] = _connection(first, first.client[1])
-                if len(self._clients) > _MAX_HALVES:
-                    del self._clients[next(iter(self._clients))]
+                client = _connection(first, first.client[1])
+                put_bounded(self._clients, half, client, _MAX_HALVES)
                 # Else the gateway is gone, or reads too slowly
                 with suppress(ipc.ClosedError, OSError):
                     ipc.send(self._gateway, message, [end.fileno()])
