@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final, TypeVar
 
-from belljar.errors import HostError
+from belljar.errors import HostError, chained
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 # They say nothing about the file that was to be opened: after one of them nothing counts as absent.
@@ -65,14 +65,8 @@ def exhaustion(error: BaseException) -> HostError | None:
 
 
 def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
-    cause: BaseException | None = error
-    seen = set[int]()  # an error may be its own cause
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, OSError) and cause.errno in numbers:
-            return cause
-        seen.add(id(cause))
-        cause = cause.__cause__
-    return None
+    found = (each for each in chained(error) if isinstance(each, OSError))
+    return next((each for each in found if each.errno in numbers), None)
 
 
 @contextmanager

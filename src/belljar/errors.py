@@ -86,6 +86,19 @@ def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
     return error if isinstance(error, kind) else None
 
 
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, those of its group, and what caused or preceded each, once."""
+    waiting, seen = [error], set[int]()  # an error may be its own cause
+    while waiting:
+        raised = waiting.pop(0)
+        if id(raised) not in seen:
+            seen.add(id(raised))
+            yield raised
+            waiting += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
+            hidden = None if raised.__suppress_context__ else raised.__context__
+            waiting += filter(None, (raised.__cause__ or hidden,))
+
+
 @contextmanager
 def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
     """Raise the block's `OSError` as a `HostError` with the system's reason."""

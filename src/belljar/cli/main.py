@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ import click
 
 from belljar.cli import console
 from belljar.descriptors import exhaustion, raise_soft_limit
-from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
+from belljar.errors import BelljarError, ContainmentBreach, HostError, chained, first_of
 from belljar.interrupts import hold_ignored_interrupt
 from belljar.package import __version__
 
@@ -157,7 +156,8 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
-    if (breach := breach_of(error)) is not None:
+    breaches = (each for each in chained(error) if isinstance(each, ContainmentBreach))
+    if (breach := next(breaches, None)) is not None:
         # Its exit code stands, whatever fails while it is shown
         try:
             console.show(breach, json_wanted=json_wanted)
@@ -171,9 +171,8 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
         told = console.CommandLineError("interrupted", "interrupted; nothing was left running")
-        causes = (*_causes(leaf), *_causes(error))
         # The first error of the clean-up
-        if cause := next((each for each in causes if isinstance(each, BelljarError)), None):
+        if cause := next((each for each in chained(error) if isinstance(each, BelljarError)), None):
             what = f"interrupted: {cause.what}"
             told = console.CommandLineError("interrupted", what, cause.where, cause.hint)
         console.show(told, json_wanted=json_wanted)
@@ -196,21 +195,6 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     return found.exit_code
 
 
-def breach_of(error: BaseException) -> ContainmentBreach | None:
-    """Return the breach beside an interrupt, or hidden by another error."""
-    waiting, seen = [error], set[int]()  # an error may be its own cause
-    while waiting:
-        raised = waiting.pop(0)
-        if isinstance(raised, ContainmentBreach):
-            return raised
-        if id(raised) not in seen:
-            seen.add(id(raised))
-            waiting += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
-            hidden = None if raised.__suppress_context__ else raised.__context__
-            waiting += filter(None, (raised.__cause__ or hidden,))
-    return None
-
-
 def _without_a_reader() -> list[int]:
     outputs = select.poll()
     # No event is asked for: an error or a lost reader is reported anyway (poll(2)).
@@ -225,11 +209,6 @@ def _reader_gone() -> int:
     for number in {1, *_without_a_reader()}:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     return 141  # 128 + SIGPIPE, as a shell reports it.
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    while (cause := error.__cause__) is not None:
-        yield (error := cause)
 
 
 def _host_error(error: OSError) -> HostError | None:
