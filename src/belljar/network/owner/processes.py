@@ -128,9 +128,6 @@ class ForkServer:
             undo.pop_all()
         self.process = identify(self._process.pid)
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
     def wait_ready(self) -> None:
         """Wait until imports are done. Raises `HostError`, `CellError`."""
         with self._lock:
@@ -225,7 +222,7 @@ def started_fork_server(
     key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
     with _running_lock:
         fork_server = _running.get(key)
-        if fork_server is None or not fork_server.is_alive():
+        if fork_server is None or fork_server._process.poll() is not None:
             fork_server = _running[key] = ForkServer(serve, imports)
         fork_server.users += 1
     try:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -66,7 +66,8 @@ class Logged:
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
-    kernel = _open()
+    kernel = netlink.open_socket(family=_NETFILTER)
+    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
     head = _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
     for attribute, value in (
         (_CFG_COMMAND, struct.pack("=B", _COMMAND_BIND)),
@@ -82,7 +83,8 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 
 
 def open_changes() -> socket.socket:
-    kernel = _open()
+    kernel = netlink.open_socket(family=_NETFILTER)
+    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.settimeout(0.0)
     return kernel
@@ -114,31 +116,23 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
     """Return (protocol, source, destination, port, claimed length). Pure, total."""
     version = packet[0] >> 4 if packet else 0
-    source: IPv4Address | IPv6Address
-    destination: IPv4Address | IPv6Address
     if version == 4 and len(packet) >= 20:
         header, number = 4 * (packet[0] & 0xF), packet[9]
         length, _, fragment = struct.unpack_from(">HHH", packet, 2)
-        source, destination = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
+        ends = packet[12:16], packet[16:20]
         # Only the first fragment has the ports.
         has_ports = header >= 20 and fragment & 0x1FFF == 0
     elif version == 6 and len(packet) >= 40:
         header, number, has_ports = 40, packet[6], True
         length = int.from_bytes(packet[4:6], "big") + header
-        source, destination = IPv6Address(packet[8:24]), IPv6Address(packet[24:40])
+        ends = packet[8:24], packet[24:40]
     else:
         return "unknown", "", "", None, len(packet)
     port = None
     if has_ports and number in _WITH_PORTS and len(packet) >= header + 4:
         port = int.from_bytes(packet[header + 2 : header + 4], "big")
-    return _PROTOCOLS.get(number, f"ip-{number}"), str(source), str(destination), port, length
-
-
-def _open() -> socket.socket:
-    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER)
-    kernel.settimeout(5.0)
-    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
-    return kernel
+    source, destination = (str(ip_address(end)) for end in ends)
+    return _PROTOCOLS.get(number, f"ip-{number}"), source, destination, port, length
 
 
 @contextmanager

@@ -97,9 +97,9 @@ class Route:
         return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
 
 
-def open_socket(fd: int | None = None) -> socket.socket:
+def open_socket(fd: int | None = None, family: int = socket.NETLINK_ROUTE) -> socket.socket:
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-    kernel = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE, fileno=fd)
+    kernel = socket.socket(socket.AF_NETLINK, kind, family, fileno=fd)
     kernel.settimeout(_TIMEOUT_S)
     return kernel
 
