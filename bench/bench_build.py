@@ -18,8 +18,7 @@ from pathlib import Path
 
 from peer import IMAGE, Docker, docker
 
-from belljar.image.buildah import BuildRequest, build_dockerfile
-from belljar.image.storage import remove_kept
+from belljar.image.buildah import BuildRequest, build_dockerfile, remove_kept
 from belljar.image.store import Store
 from belljar.store.home import belljar_home
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.machine import link_or_copy, locked
 
 from belljar.errors import BelljarError
-from belljar.image.apt import PrivateApt, debian_sources, host_sources
+from belljar.image.build import PrivateApt, debian_sources, host_sources
 
 ROOT = Path(__file__).parents[1]
 WHEELS = (

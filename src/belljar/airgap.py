@@ -1,7 +1,7 @@
 """The check of the air gap: every way beyond this host, by trying and by looking.
 
-Sends nothing beyond this host: `connect` of a UDP socket, or a TCP one in repair mode, only chooses
-a route. An unreadable place is `can't tell`.
+Nothing is sent beyond this host: `connect` of a UDP socket, or a TCP one in repair mode, only
+chooses a route. An unreadable place is `can't tell`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ _MAX_SHOWN: Final = 9  # of a finding's evidence, which the ledger keeps
 
 
 class State(StrEnum):
-    """Tells if a way beyond this host exists."""
-
     ABSENT = "absent"
     PRESENT = "present"
     UNKNOWN = "can't tell"
@@ -58,7 +56,7 @@ Seen: TypeAlias = tuple[State, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AirGapFinding:
-    """One way. `name` is stable; `evidence` may quote this host: escape it."""
+    """`name` is stable; `evidence` may quote this host: escape it."""
 
     name: str
     state: State
@@ -67,12 +65,11 @@ class AirGapFinding:
 
 
 def is_air_gapped(findings: Iterable[AirGapFinding]) -> bool:
-    """Return true for findings that are all absent."""
     return {each.state for each in findings} == {State.ABSENT}
 
 
 def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen]) -> AirGapFinding:
-    """Judge a way by its worst evidence. An unreadable place is `can't tell`."""
+    """Judge by the worst evidence; an unreadable place is `can't tell`."""
     seen: dict[State, list[str]] = {State.PRESENT: [], State.UNKNOWN: [], State.ABSENT: []}
     try:
         for state, text in evidence:
@@ -87,7 +84,7 @@ def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen])
 
 
 class _Place(NamedTuple):
-    """A directory whose entries of this name and text lead beyond this host."""
+    """The entries of this name and text lead beyond this host."""
 
     finding: str
     folder: str
@@ -114,7 +111,6 @@ _PLACES: Final = (
 
 
 def look(root: Path = Path("/")) -> Iterator[AirGapFinding]:
-    """One finding for each kind of thing below `root`."""
     finders: dict[str, Callable[[Path], Iterator[Seen]]] = {
         "radios": _radios,
         "sockets": _sockets,
@@ -138,7 +134,7 @@ def _listed(finding: str, root: Path) -> Iterator[Seen]:
 
 
 def _entries(folder: Path) -> list[str]:
-    """Sorted names; none for a missing place. Raises `OSError` if unreadable."""
+    """Return no names for a missing place. Raises `OSError`."""
     try:
         return sorted(each.name for each in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +148,7 @@ _NO_TEXT: Final = {
 
 
 def _word(file: Path) -> str:
-    """Its text; none if the file or kernel lacks it. Raises `OSError`."""
+    """Return no text if the kernel lacks it. Raises `OSError`."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError as error:
@@ -162,7 +158,7 @@ def _word(file: Path) -> str:
 
 
 def _radios(root: Path) -> Iterator[Seen]:
-    """A radio counts as off only by its own switch."""
+    """Count a radio as off only by its own switch."""
     (root / "sys/class").stat()
     # rfkill comes first: it also has the switches of others
     for kind in ("rfkill", "ieee80211", "bluetooth", "nfc", "uwb", "ieee802154"):
@@ -175,7 +171,7 @@ def _radios(root: Path) -> Iterator[Seen]:
 
 
 def _sockets(root: Path) -> Iterator[Seen]:
-    """This namespace's sockets with a peer or address beyond loopback."""
+    """Find a peer or address beyond loopback."""
     (root / "proc/self").stat()
     for table in _TABLES:
         for line in _word(root / "proc/net" / table).splitlines()[1:]:
@@ -190,7 +186,7 @@ def _sockets(root: Path) -> Iterator[Seen]:
 
 
 def address_of(text: str) -> tuple[IPv4Address | IPv6Address, int]:
-    """An address of /proc/net: hex words in host byte order. Pure."""
+    """Read hex words in host byte order."""
     digits, _, port = text.partition(":")
     words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
     address = ip_address(struct.pack(f"={len(words)}I", *words))
@@ -237,7 +233,7 @@ _NO_WAY: Final = {
 
 
 def check_air_gap() -> tuple[AirGapFinding, ...]:
-    """Every current finding on this host. Raises `OSError` if interfaces can't be listed."""
+    """Raise `OSError` if interfaces can't be listed."""
     links = _links()
     outer = [link.name for link in links if not link.is_loopback and link.kind not in _SINKS]
     return (
@@ -263,7 +259,7 @@ def check_air_gap() -> tuple[AirGapFinding, ...]:
 
 
 def seen(link: Link) -> Seen:
-    """Tell if packets can leave by a link. Pure."""
+    """Tell if packets can leave by a link."""
     kind = "loopback" if link.is_loopback else link.kind or "a device of its own driver"
     if not link.is_up:
         return State.ABSENT, f"{link.name} ({kind}) is down"
@@ -274,7 +270,6 @@ def seen(link: Link) -> Seen:
 
 
 def _links(namespace: int | None = None) -> list[Link]:
-    """The links of this namespace, or the one entered."""
     if namespace is not None:
         enter(namespace, CLONE_NEWNET)
     with netlink.open_socket() as kernel:
@@ -282,7 +277,7 @@ def _links(namespace: int | None = None) -> list[Link]:
 
 
 def _namespaces() -> Iterator[Seen]:
-    """Devices in other namespaces, through which their processes could relay."""
+    """Find devices through which other processes could relay."""
     if os.geteuid() != 0:
         yield State.UNKNOWN, "other users' processes may be hidden: run as root"
     if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
@@ -355,7 +350,7 @@ def _way(
     *,
     if_here: Seen = (State.ABSENT, "this host"),  # what loopback shows
 ) -> Seen:
-    """Ask the kernel for the way to an address. Sends nothing."""
+    """Ask the kernel for the way. Sends nothing."""
     place = f"{address} by {device}" if device else address
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind) as sock:
@@ -375,7 +370,7 @@ def _way(
 
 
 def _servers(hosts: Iterable[str]) -> Iterator[Seen]:
-    """Judges servers by route alone: no query, no name lookup."""
+    """Judge servers by route alone: no query, no name lookup."""
     for host in hosts:
         try:
             here = (State.UNKNOWN, "it is on this host, and may forward")
@@ -391,7 +386,7 @@ def _resolvers() -> Iterator[str]:
 
 
 def proxies() -> dict[str, str]:
-    """The environment's proxy hosts by variable; "" for none. No passwords."""
+    """Return hosts by variable, "" for none; no passwords."""
     hosts = dict[str, str]()
     for scheme, value in getproxies_environment().items():
         if scheme != "no":
@@ -403,7 +398,7 @@ def proxies() -> dict[str, str]:
 
 
 def _vsock() -> Iterator[Seen]:
-    """Sockets to a hypervisor: a local address means a channel to this machine."""
+    """A local address is a channel to this machine."""
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:
@@ -417,7 +412,6 @@ def _vsock() -> Iterator[Seen]:
 
 
 def vsock_seen(number: int) -> Seen:
-    """What this machine's vsock number shows. Pure."""
     if number in (socket.VMADDR_CID_ANY, 1):  # no transport, or the local one
         return State.ABSENT, "no hypervisor has given this machine an address"
     if number == socket.VMADDR_CID_HOST:  # only with vhost_vsock, and no hypervisor below this one

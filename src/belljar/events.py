@@ -19,8 +19,6 @@ JsonValue: TypeAlias = (
 
 
 class Kind(StrEnum):
-    """Every kind of event, `subject.what-happened`."""
-
     RUN_STARTED = "run.started"
     RUN_EVALUATED = "run.evaluated"
     RUN_FINISHED = "run.finished"
@@ -124,8 +122,6 @@ class Kind(StrEnum):
 
 
 class Actor(StrEnum):
-    """What caused it."""
-
     BELLJAR = "belljar"
     OPERATOR = "operator"
     HARNESS = "harness"
@@ -133,8 +129,6 @@ class Actor(StrEnum):
 
 
 class Trust(StrEnum):
-    """Where the information comes from."""
-
     HOST_OBSERVED = "host-observed"
     GUEST_REPORTED = "guest-reported"
 
@@ -155,8 +149,6 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened."""
-
     kind: Kind
     data: Mapping[str, JsonValue] = field(default_factory=dict)
     cell_id: str | None = None
@@ -166,8 +158,6 @@ class Event:
 
 
 class Recorder(Protocol):
-    """Where events go."""
-
     def record(self, event: Event) -> int:
         """Record the event and return its sequence number.
 

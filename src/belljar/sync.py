@@ -1,8 +1,8 @@
 """Belljar without `async`: the same names, which wait.
 
-Each opened cell, pool or range has a thread of its own with an event loop, which ends with it. A
-call that is interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for
-and then raised, so that nothing of it goes on behind the caller's back.
+Each opened cell, pool or range has a thread of its own with an event loop. A call that is
+interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for and then
+raised, so that nothing of it goes on behind the caller's back.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ class _Job(Generic[_T]):
             self._fail(CellError("the call was cancelled"))
 
     async def run(self) -> None:
-        """Run it."""
         try:
             with anyio.CancelScope() as self._scope:
                 self.done.set_result(await self._function())
@@ -107,7 +106,7 @@ class _Job(Generic[_T]):
 
 
 class Loop:
-    """Made by `own_loop`."""
+    """A thread with an event loop, made by `own_loop`."""
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
@@ -179,7 +178,7 @@ class Loop:
 
 @contextmanager
 def own_loop() -> Iterator[Loop]:
-    """A loop for the block. Raises `RuntimeError` in a running event loop."""
+    """Run a loop. Raise `RuntimeError` in a running event loop."""
     is_in_a_loop = False
     with suppress(RuntimeError):
         anyio.lowlevel.current_token()
@@ -226,7 +225,7 @@ class _Facade(Generic[_Inner_co]):
 def _mirrored(
     method: Callable[Concatenate[_A, _P], _R], act: Callable[[Callable[[], _R], Loop], _T]
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """The method's facade: `act` is given the call and the facade's loop."""
+    """Return the method's facade; `act` is given the call."""
 
     @wraps(method)
     def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -239,14 +238,14 @@ def _mirrored(
 def _waiting(
     method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """The method, run in the facade's loop and waited for."""
+    """Return the method, run in the facade's loop."""
     return _mirrored(method, lambda call, loop: loop.call(call))
 
 
 def _at_once(
     method: Callable[Concatenate[_A, _P], _T],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """The same method, which waits for nothing."""
+    """Return the method, which waits for nothing."""
     return _mirrored(method, lambda call, _loop: call())
 
 
@@ -254,7 +253,7 @@ def _at_once(
 def _entered(
     manager: AbstractAsyncContextManager[_A], facade: Callable[[_A, Loop], _T], loop: Loop | None
 ) -> Iterator[_T]:
-    """The object opened by `manager`, as a facade. `loop`: None for its own."""
+    """Open the object as a facade; without `loop` in its own."""
     opening = own_loop() if loop is None else nullcontext(loop)
     with opening as own, own.entered(manager) as inner:
         yield facade(inner, own)
@@ -263,7 +262,7 @@ def _entered(
 def _opening(
     function: Callable[_P, AbstractAsyncContextManager[_A]], facade: Callable[[_A, Loop], _T]
 ) -> Callable[_P, AbstractContextManager[_T]]:
-    """The same function; Ctrl-C ends its object before it is raised."""
+    """Return the same function; Ctrl-C ends its object first."""
 
     @wraps(function)
     def opened(*args: _P.args, **kwargs: _P.kwargs) -> AbstractContextManager[_T]:
@@ -301,7 +300,7 @@ class CellStream(_Facade[AsyncCellStream]):
     """A byte stream of `Cell.connect`, closed by leaving its block."""
 
     def receive(self, max_bytes: int = 65536) -> bytes:
-        """See `belljar.CellStream.receive`; `b""` at the end."""
+        """See `belljar.CellStream.receive`; it returns `b""` at the end."""
         return self._loop.call(self._receive, max_bytes)
 
     async def _receive(self, max_bytes: int) -> bytes:
@@ -315,20 +314,18 @@ class CellStream(_Facade[AsyncCellStream]):
 
 
 class Snapshot(_Facade[AsyncSnapshot]):
-    """A cell at one moment. Made by `Cell.snapshot`."""
+    """A cell at one moment, made by `Cell.snapshot`."""
 
     @property
     def facts(self) -> AsyncSnapshot:
-        """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
+        """Return its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
         return self._inner
 
     fork = _mirrored(AsyncSnapshot.fork, lambda call, loop: _entered(call(), Cell, loop))
 
 
 class Cell(_Facade[AsyncCell]):
-    """A running sandbox, made by `belljar.sync.open_cell`, a pool or a range. Thread-safe. An
-    `on_output` is called in the cell's own thread, and can't call it.
-    """
+    """A running sandbox. It is thread-safe; an `on_output` can't call it."""
 
     id: str
     plan: Plan
@@ -379,12 +376,12 @@ class Range:
 
     @property
     def cells(self) -> Mapping[str, Cell]:
-        """All of them, by name, its own first."""
+        """Return all of them, by name, its own first."""
         return {OWN_CELL: self.cell, **self.targets}
 
 
 class Pool(_Facade[AsyncPool]):
-    """Cells made ahead. Made only by `belljar.sync.open_pool`."""
+    """Cells made ahead, by `belljar.sync.open_pool`."""
 
     cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
     range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))

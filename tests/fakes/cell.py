@@ -24,8 +24,7 @@ from tests.fakes.probing import PROBES, FakeProgram, dead
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.cell.health import HealthFinding
-from belljar.cell.range import Range
-from belljar.cell.revert import revertible
+from belljar.cell.range import Range, revertible
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.document import ServiceBuild
 from belljar.differences import Difference

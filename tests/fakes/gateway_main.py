@@ -46,7 +46,7 @@ def greeter(context: StandInContext) -> StreamApp:
         while data := await stream.receive():
             await stream.send(data)
             if data.endswith(b"QUIT\r\n"):
-                await context.record("network.attempt", {"what": "quit"})
+                await context.record({"what": "quit"})
                 return
 
     return app
@@ -66,7 +66,7 @@ def echo(context: StandInContext) -> App:
             case "/big":  # 8 MiB
                 return pieces([b"x" * 65536] * 128)
             case "/attempt":
-                await context.record("network.attempt", {"what": "publish"})
+                await context.record({"what": "publish"})
         body = request.body.decode("latin-1")[:200_000]
         return json_answer({"stand_in": context.id, "path": request.path, "body": body})
 

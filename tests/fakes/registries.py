@@ -33,17 +33,15 @@ class Ledger:
     bodies: list[tuple[Body, ...]] = field(default_factory=list)
     full: bool = False
 
-    async def record(
-        self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
-    ) -> None:
+    async def record(self, data: Mapping[str, JsonValue], *bodies: Body) -> None:
         if self.full:
             raise OSError("the record is full")
-        if kind != "network.attempt" or len(json.dumps(data)) > 48 << 10 or len(bodies) > 8:
+        if len(json.dumps(data)) > 48 << 10 or len(bodies) > 8:
             raise ValueError("not an event of a stand-in")
         if any(len(body.content) > 64 << 10 for body in bodies):
             raise ValueError("a body is too large")
         self.attempts.append(dict(data))
-        self.bodies.append(tuple(bodies))
+        self.bodies.append(bodies)
 
 
 def context_for(files: Path, ledger: Ledger) -> StandInContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from unittest.mock import patch
 
 import anyio
@@ -70,7 +70,7 @@ async def talking(
                 )  # a guest does not end because its owner was told to
                 tasks.start_soon(_serve, guest, serving)
                 try:
-                    async with GuestClient(guest.host_socket) as talker:
+                    async with aclosing(GuestClient(guest.host_socket)) as talker:
                         await talker.hello()
                         await talker.renew(RENEWAL)
                         yield guest, talker

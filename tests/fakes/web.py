@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,18 +40,16 @@ class Reply:
 
 @dataclass
 class Recorded:
-    events: list[tuple[str, dict[str, JsonValue], tuple[Body, ...]]] = field(default_factory=list)
+    events: list[tuple[dict[str, JsonValue], tuple[Body, ...]]] = field(default_factory=list)
 
-    async def __call__(
-        self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
-    ) -> None:
-        self.events.append((kind, dict(data), tuple(bodies)))
+    async def __call__(self, data: Mapping[str, JsonValue], *bodies: Body) -> None:
+        self.events.append((dict(data), bodies))
 
     def attempts(self) -> list[JsonValue]:
-        return [data["what"] for kind, data, _ in self.events if kind == "network.attempt"]
+        return [data["what"] for data, _ in self.events]
 
 
-async def no_answer(kind: str, body: bytes) -> bytes:
+async def no_answer(body: bytes) -> bytes:
     raise ValueError("nobody to ask")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
-from belljar.channel.pump import SocketPipe
+from belljar.channel.operations import SocketPipe
 from belljar.errors import CellError
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify

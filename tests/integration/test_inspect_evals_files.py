@@ -14,8 +14,7 @@ from belljar.compose.interpolate import references
 from belljar.differences import DifferenceKind
 from belljar.harness.config import BelljarConfig, of_sample
 from belljar.harness.config import TaskRefused as Refused
-from belljar.image.dockerfile import make_buildable
-from belljar.image.stages import DockerfileError, base_images, parse
+from belljar.image.dockerfile import DockerfileError, base_images, make_buildable, parse
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
 _REFUSED = re.compile(

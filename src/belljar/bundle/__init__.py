@@ -1,8 +1,8 @@
 """Bundles, which carry an installation to a host without a network.
 
-A directory: `SHA256SUMS` is its manifest, `SHA256SUMS.sig` signs that, and `bundle.json` names
-images, weights and the kind of host. A bundle may come from anyone: unlisted files are refused, and
-the installed copy was hashed while it was made.
+`SHA256SUMS` is the manifest of a directory, `SHA256SUMS.sig` signs it, `bundle.json` names images,
+weights and the kind of host. A bundle may come from anyone: unlisted files are refused, and the
+installed copy was hashed while it was made.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import re
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final
 
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
 from belljar.errors import HostError, PolicyError
-from belljar.image.apt import PrivateApt, debian_sources, host_sources
+from belljar.image.build import PrivateApt, debian_sources, host_sources
 from belljar.image.config import debian_arch
 from belljar.image.kernel import REQUIRED_MODULES, adopt_kernel, current_kernel
 from belljar.image.store import Store, file_sha256, verify
-from belljar.image.tools import run_logged, run_tool, tool
+from belljar.image.tools import Report, run_logged, run_tool, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, load_or_make_key, signature_is_good
 from belljar.ledger.kinds import check_shape, exactly, matching, objects, shape_of
 from belljar.model.weights import add_weights, find_weights, verify_weights
@@ -66,8 +66,6 @@ _ABOUT: Final = shape_of(
 )
 _HINT: Final = "don't use it: copy the bundle again, and compare its digest with what `create` said"
 
-Report: TypeAlias = Callable[[str], None]
-
 
 class BundleError(PolicyError):
     """A faulty bundle; nothing of it was installed."""
@@ -79,7 +77,7 @@ def _bad(what: str, where: str) -> BundleError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle with a good signature; `digests` by path, `digest` of `SHA256SUMS`."""
+    """A bundle with a good signature."""
 
     path: Path
     digests: Mapping[str, str]
@@ -88,7 +86,7 @@ class Bundle:
     signer: str
 
     def verify(self, report: Report, *, into: Path | None = None) -> None:
-        """Hash every file; refuse others. `into`: keep a copy of hashed bytes."""
+        """Hash every file; refuse others. `into` gets a copy."""
         known = {*self.digests, SUMS, SIGNATURE}
         for each in self.path.rglob("*"):
             name = each.relative_to(self.path).as_posix()
@@ -109,7 +107,7 @@ class Bundle:
 
 
 def hashed_copy(source: BinaryIO, target: Path) -> str:
-    """Copy a file; return the SHA-256 of the read bytes. Raises `OSError`."""
+    """Return the SHA-256 of the read bytes. Raises `OSError`."""
     digest = hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as copy:
@@ -136,14 +134,13 @@ def _manifest(digests: Mapping[str, str]) -> bytes:
 
 
 def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> None:
-    """Write and sign the manifest of a bundle."""
     listed = _manifest(digests)
     (path / SUMS).write_bytes(listed)
     (path / SIGNATURE).write_text(f"{key.public_key} {key.sign(_SIGNED + listed)}\n")
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
-    """Open a bundle signed by its key, whose fingerprint must be `expected_key`."""
+    """Open a bundle signed by the key of fingerprint `expected_key`."""
     listed = _read(path, SUMS)
     signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
     if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
@@ -171,7 +168,6 @@ def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
 
 
 def installed(home: Path) -> dict[str, str]:
-    """The last installed bundle's creation time, digest and signer."""
     try:
         found = json.loads((home / INSTALLED).read_bytes())
         return {name: str(found[name]) for name in ("created", "digest", "signer")}
@@ -182,13 +178,11 @@ def installed(home: Path) -> dict[str, str]:
 
 
 def host_kind(python: str) -> dict[str, str]:
-    """The host properties that a bundle's wheels, packages and kernel must fit."""
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     return {"arch": debian_arch(), "system": codename, "python": python}
 
 
 def check_host(about: Mapping[str, Any]) -> None:
-    """Raise `HostError` for a bundle of another kind of host."""
     for name, here in host_kind("{}.{}".format(*sys.version_info)).items():
         if about[name] != here:
             what = f"the bundle is for {name} {about[name]}, and this host has {here or 'another'}"
@@ -198,7 +192,7 @@ def check_host(about: Mapping[str, Any]) -> None:
 def install_bundle(
     home: Path, path: Path, *, expected_key: str, packages: bool, allow_older: bool, report: Report
 ) -> Bundle:
-    """Install all of a bundle; call it again after an interruption.
+    """Install all of a bundle; after an interruption it can be called again.
 
     `packages`: also Debian's and Python's, as root; these come last, as they replace this program.
     Raises `BundleError`, `HostError`; before anything is installed if the bundle has a fault.
@@ -229,7 +223,7 @@ def install_bundle(
 
 
 def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
-    """Rename kernel, images, weights, documentation into place; existing ones are kept."""
+    """Rename everything into place; what exists is kept, but documentation."""
     adopt_kernel(home, copy / "kernels" / about["kernel"])
     for image in about["images"]:
         folder = copy / "images" / image["digest"]
@@ -251,11 +245,10 @@ _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The contents of a bundle.
+    """`newer` are packages from backports on Debian 12; `weights` are digests in the store.
 
-    `packages` and `newer`: Debian's, the second from backports on Debian 12. `weights`:
-    digests in the store. `lock`: a file of exact versions with hashes. `checkout`: Belljar's
-    source, with documentation and examples.
+    `lock` has exact versions with hashes. `checkout` is Belljar's source, with documentation and
+    examples.
     """
 
     images: tuple[str, ...]
@@ -267,7 +260,6 @@ class Contents:
 
 
 def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) -> Bundle:
-    """Gather all, sign it, rename it to `out`. Raises `HostError`."""
     if os.path.lexists(out):
         hint = "give another name; a newer bundle installs over an older one"
         raise PolicyError("something is there already", where=printable(str(out)), hint=hint)
@@ -308,7 +300,6 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
 
 
 def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The store's and checkout's files by bundle path; their names."""
     missing, files = list[str](), dict[str, Path]()
     about: dict[str, Any] = {"images": [], "weights": []}
 
@@ -360,14 +351,12 @@ def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str
 
 
 def _tree(top: Path, path: str) -> dict[str, Path]:
-    """The files below a directory."""
     names = (file.relative_to(top) for file in sorted(top.rglob("*")))
     files = [name for name in names if (top / name).is_symlink() or not (top / name).is_dir()]
     return {f"{path}/{name}": _plain(top / name, str(name)) for name in files}
 
 
 def _plain(file: Path, name: str) -> Path:
-    """A plain file with a valid manifest name. Raises `PolicyError`."""
     if file.is_symlink() or not file.is_file() or not PATH.fullmatch(name):
         raise PolicyError("it can't be in a bundle", where=printable(str(file)))
     return file
@@ -378,7 +367,7 @@ def _plain(file: Path, name: str) -> Path:
 
 @contextmanager
 def _part(home: Path, out: Path) -> Iterator[Path]:
-    """The directory of the growing bundle; one call at a time."""
+    """Make the growing bundle's directory, for one call at a time."""
     part = out.with_name(f".{out.name}.part")
     try:
         with locked(home, "bundle", wait=False):
@@ -395,21 +384,18 @@ def _part(home: Path, out: Path) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path, report: Report) -> str:
-    """Copy one file; the digest of what was read."""
     report(f"{target.name} ({format_size(source.stat().st_size)})")
     with source.open("rb") as file:
         return hashed_copy(file, target)
 
 
 def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """Write small files; their digests."""
     for name, text in texts.items():
         (part / name).write_text(text)
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _debian_packages(state: Path, wanted: Contents, folder: Path) -> dict[str, str]:
-    """Fetch and index Debian's packages; their digests."""
     codename = host_kind("")["system"]
     sources, groups = (
         debian_sources(host_sources(), codename),
@@ -436,7 +422,6 @@ def _debian_packages(state: Path, wanted: Contents, folder: Path) -> dict[str, s
 
 
 def _wheels(made: Path, wanted: Contents, report: Report) -> dict[str, Path]:
-    """The lock file's wheels and Belljar's own. pip keeps its downloads."""
     report("Python packages")
     _pip(["--python", _PYTHON], made, ["--require-hashes", "--requirement", str(wanted.lock)])
     report("Belljar's own wheel")

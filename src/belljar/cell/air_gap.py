@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from belljar.airgap import State, check_air_gap, is_air_gapped, seen
 from belljar.cell.parts import refused
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, HostError, host_errors
 from belljar.events import Event, Kind, Recorder
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.supervisor import netlink
@@ -27,7 +27,7 @@ _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fill
 
 
 def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check and watch the policy's air gap. Blocking. Raises `HostError`."""
+    """Check and watch the policy's air gap. Raise `HostError`."""
     try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():
@@ -40,7 +40,6 @@ def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
-    """Hold a run's air gap, checked at both ends."""
     changes = list[str]()
 
     def has_changed(*problems: str) -> bool:
@@ -63,7 +62,7 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
         recorder.record(Event(kind=Kind.AIR_GAP_CHECKED, data=data))
         return [f"{each.name} {each.state}" for each in findings if each.state != State.ABSENT]
 
-    try:
+    with host_errors("the air gap can't be checked", where="host.air_gap", hint=_HINT):
         # It listens before the check, so that nothing comes up in between.
         kernel = netlink.open_socket()
         with kernel:
@@ -82,13 +81,9 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
                     has_changed()
                 except (OSError, ValueError) as error:  # the run is judged all the same, and void
                     has_changed(f"the last check failed: {error}")
-    except OSError as error:
-        what = f"the air gap can't be checked: {error.strerror}"
-        raise HostError(what, where="host.air_gap", hint=_HINT) from error
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
-    """The up interfaces in the kernel's messages. Pure."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
             state, evidence = seen(netlink.parse_link(payload))

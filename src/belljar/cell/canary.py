@@ -1,7 +1,6 @@
 """Traces left in a cell before a revert, and searched for in the machine after it.
 
-The guest agent leaves and searches them. The new machine's memory is searched from outside, before
-anything in it knows the search terms.
+The new machine's memory is searched from outside, before anything in it knows the search terms.
 """
 
 from __future__ import annotations
@@ -14,20 +13,18 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.cell.cell import Cell
 from belljar.channel import ExecRequest, Operation, Stream
 from belljar.channel.outcomes import agent_request
 from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
 
 # A dead or hostile old machine must not hold up the revert.
 _TIMEOUT_S: Final = 10.0
@@ -46,8 +43,6 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have a
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The traces planned for `cell`, and those it reports as left."""
-
     cell: Cell
     token: str
     directories: tuple[str, ...]
@@ -57,12 +52,11 @@ class Canary:
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """All that were to be left."""
         files = (f"file {directory}" for directory in self.directories)
         return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
-        """Search another machine for the traces, on record. Raises `ContainmentBreach`."""
+        """Search another machine for the traces, on record. Raise `ContainmentBreach`."""
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
         try:
@@ -99,7 +93,6 @@ class Canary:
             raise failure
 
     async def _ask(self, new: Cell) -> tuple[list[str], BaseException | None]:
-        """Have the guest agent search; return its matches and the search's error."""
         text = f"token={self.token}\nport={self.port}\n"
         text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
         said, failure = bytearray(), None
@@ -118,7 +111,6 @@ class Canary:
         return lines, failure
 
     async def _is_there(self) -> bool:
-        """True while the program that left the traces runs."""
         if self.running is None:
             return False
         with anyio.CancelScope(shield=True), suppress(CellError):
@@ -130,7 +122,7 @@ class Canary:
 
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
-    """Leave traces in a cell during the block; removed if it raises."""
+    """Leave traces in a cell during the block."""
     token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
     directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
     words = ["plant", token, str(port), *directories]
@@ -172,7 +164,7 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
-    """Return True if a machine's memory has these bytes; None if not searchable."""
+    """Search a machine's memory; return None if not all was read."""
     skipped = list[str]()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and machine.holds(int(process.name)):
@@ -196,7 +188,7 @@ def _process_has(process: Path, needle: bytes, skipped: list[str]) -> bool:
 
 
 def _filled(maps: str, pages: BinaryIO, skipped: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield the present memory ranges that are not only a file's content."""
+    """Yield the present ranges that are not a file's content."""
     for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in fields[0].split("-"))

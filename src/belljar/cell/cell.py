@@ -1,7 +1,6 @@
-"""A running cell and its recorded operations.
+"""A running cell and its operations, recorded before they begin and when they have ended.
 
-Each is recorded twice: before its first byte goes to the guest, and when its outcome is known. On a
-cell that has died it raises `CellError` with the cause of death; nothing is retried.
+On a cell that has died each raises `CellError` with the cause of death; nothing is retried.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from belljar.capture import Capture
-from belljar.cell import record
+from belljar.cell.base import text
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
 from belljar.channel import Operation
@@ -41,37 +40,34 @@ _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the c
 
 
 def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
-    """`tcp` and a port, or `unix` and an absolute socket path. Raises `ValueError`."""
+    """Return `tcp` and a port, or `unix` and a path. Raise `ValueError`."""
     if isinstance(target, int):
         if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
             raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
         return "tcp", str(target)
     path = os.fspath(target)
     if not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise ValueError(
-            f"{path!r} is neither a port's number nor the absolute path of a socket, of at most "
-            f"{_MAX_PATH_BYTES} bytes"
-        )
+        what = f"neither a port's number nor a socket's absolute path of {_MAX_PATH_BYTES} bytes"
+        raise ValueError(f"{path!r} is {what} or less")
     return "unix", path
 
 
 class CellStream(ByteStream):
-    """A stream to a server in a cell, as anyio's socket streams."""
+    """A stream to a server in a cell."""
 
     def __init__(
         self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
     ) -> None:
-        self.sent, self.received = (
-            Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
-        )
-        self._running = running
-        self._died = died
+        self.sent = Capture("sent", max_kept_bytes=keep_bytes)
+        self.received = Capture("received", max_kept_bytes=keep_bytes)
+        self._running, self._died = running, died
         self._held = b""
         self._sent_eof = self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte. Raises `anyio.EndOfStream` when the server has ended its side or reset
-        the connection, `CellError` when the cell died.
+        """Receive at least one byte. Raise `CellError` when the cell died.
+
+        Raise `anyio.EndOfStream` when the server has ended its side or reset the connection.
         """
         self._check_open()
         if not self._held:
@@ -84,8 +80,9 @@ class CellStream(ByteStream):
         return taken
 
     async def send(self, item: bytes) -> None:
-        """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
-        when the server is gone, `CellError` when the cell died.
+        """Send all of it; wait while the server doesn't read.
+
+        Raise `anyio.BrokenResourceError` when the server is gone, `CellError` when the cell died.
         """
         self._check_open()
         if self._sent_eof:
@@ -105,7 +102,7 @@ class CellStream(ByteStream):
             await self._running.close_stdin()
 
     async def aclose(self) -> None:
-        """Close both sides; allows 10 s for delivery."""
+        """Close both sides; 10 s are allowed for delivery."""
         if self._closed:
             return
         self._closed = True
@@ -133,12 +130,12 @@ class CellStream(ByteStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+    """A cell at one moment. Its run deletes it at the end, with proof.
 
     Attributes:
-        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
-        digest: of all of it, in hex.
-        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+        state: `machine` has memory, processes and files, `files` only files (container, gvisor).
+        digest: the SHA-256 of all of it.
+        key: a digest of VMM, processor, kernel, image and limits, which a fork needs again.
     """
 
     id: str
@@ -157,7 +154,7 @@ class Snapshot:
     async def fork(self) -> AsyncIterator[Cell]:
         """Open a cell that goes on from here with its own identity, randomness and clock.
 
-        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a
+        A revert of it leads to the policy's clean state. Raise as `open_cell`, `CellError` for a
         changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
         """
         async with self.origin.fork(self) as opened:
@@ -165,28 +162,27 @@ class Snapshot:
 
 
 class Cell(ExecOperations, FileOperations):
-    """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
+    """One running sandbox: one root filesystem, one guest agent. `open_cell` makes it.
 
     Attributes:
         has_port: it has a network device, on its range's network.
         image_command: the image's entrypoint and command, often nothing.
-        image_health: the image's check, as `health` of a target cell; empty where it has none.
-        describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
-        tier, emulated: how it is isolated; without hardware virtualisation of guest and VMM.
+        image_health: the image's check, as `health` of a target cell.
+        describe: adds `sample` or `epoch` to its entry in `belljar ps`.
+        tier, emulated: how it is isolated; the guest and VMM lack hardware virtualisation.
         env: a command's default variables: the image's with the policy's on top.
-        timings_ms: of each phase of its making.
-        guard: what looks at all that leaves it.
-        failure: the error of its death; None until an operation has met it.
-        destruction: what its end found, once it has ended.
+        timings_ms: the duration of each phase of its making.
+        failure: the error of its death, once an operation has met it.
+        destruction: the findings of its end.
     """
 
     @property
     def host_pid(self) -> int | None:
-        """The host pid of the cell's outermost process, while it lives."""
+        """Return the host pid of its outermost process."""
         return self._live.host_pid
 
     async def ping(self, *, timeout_s: float = 10) -> float:
-        """Return the guest agent's round trip in seconds. Raises `CellError` without an answer."""
+        """Return the guest agent's round trip in seconds. Raise `CellError`."""
         try:
             return await self._live.client.ping(timeout_s=timeout_s)
         except CellError as error:
@@ -194,26 +190,26 @@ class Cell(ExecOperations, FileOperations):
             raise
 
     async def wait_dead(self) -> str:
-        """Wait for the cell's end; return its cause as the host saw it."""
+        """Wait for its end; return the cause the host saw."""
         return await self._live.wait_dead()
 
     def disconnect(self) -> None:
-        """End all its operations, in whatever event loop. From any thread."""
+        """End all its operations. Any thread may call it."""
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """End all its operations, now and later, with `error`. From any thread."""
+        """End all its operations with `error`. Any thread may call it."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self.failure = self.failure or killed or error
         self._live.kill()
         self._live.client.disconnect()
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
-        """Save the cell as it is now, until the end of its run, where it is deleted with proof.
+        """Save the cell as it is now, until the end of its run.
 
-        Raises `PolicyError`: the policy or what the cell has (docs/revert.md) forbids it,
-        `CellError`: a command runs in it, it died, or the image has no GNU find and tar;
-        `HostError`: no space, and it goes on.
+        Raise `PolicyError` if the policy or what the cell has (docs/revert.md) forbids it,
+        `CellError` if a command runs, the cell died, or the image lacks GNU find and tar, and
+        `HostError` without space; the cell goes on.
         """
         if self.failure is not None:
             raise self.failure
@@ -228,10 +224,10 @@ class Cell(ExecOperations, FileOperations):
         proof; the end of the cell's block raises its findings. A failed revert leaves the old
         machine unchanged; a breach ends it, too.
 
-        `to`: go on from this run's snapshot of any cell of the same policy. `verify`: look in the
-        new machine for traces left in the old one just before; default at risk `high` and above.
+        `to` is a snapshot of any cell of this run and policy. `verify` searches the new machine
+        for traces left in the old one just before; risk `high` and above does by default.
 
-        Raises `PolicyError` in a range with a network, `ContainmentBreach` for a trace, `CellError`
+        Raise `PolicyError` in a range with a network, `ContainmentBreach` for a trace, `CellError`
         if the cell was killed by order or its block was left, `HostError` if none could be made.
         """
         del verify, to
@@ -243,7 +239,7 @@ class Cell(ExecOperations, FileOperations):
         )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End the cell now and report what was left. Idempotent."""
+        """End the cell now; report what was left, each time the same."""
         end_if_forked(self._pid)
         self._is_ending = True
         try:
@@ -264,16 +260,17 @@ class Cell(ExecOperations, FileOperations):
         user: str | None = None,
         timeout_s: float = 10,
     ) -> AsyncIterator[CellStream]:
-        """A byte stream to a port of the cell's own loopback, or to a unix socket in it. It goes
-        through the channel, not a network or gateway. Leaving the block closes it.
+        """Open a byte stream to a port of the cell's own loopback, or to a unix socket in it.
 
-        Raises `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
-        of the guest's, `TimeoutError`, `ValueError` (no port and no absolute path), `CellError`.
+        It goes through the channel, not a network or gateway. Leaving the block closes it.
+
+        Raise `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
+        of the guest's, `TimeoutError`, `ValueError` (no port, no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
-        started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
+        started: dict[str, JsonValue] = {"target": kind, "name": text(name), "user": who}
         seen = list[Capture]()
-        bodies = lambda: [each.body() for each in seen if each.total_bytes]  # noqa: E731
+        bodies = lambda: [body for each in seen for body in each.bodies()]  # noqa: E731
         with self._recorded(_CONNECT, started, seen=bodies) as result:
             async with AsyncExitStack() as stack:
                 stream = await self._connected(stack, kind, name, who, timeout_s)
@@ -290,22 +287,19 @@ class Cell(ExecOperations, FileOperations):
     ) -> CellStream:
         bounds = {"max_stdout_bytes": _ENDLESS, "max_stderr_bytes": 0}
         request = agent_request(["connect", "connect", kind, name], user, **bounds)
-        target = f"port {name}" if kind == "tcp" else name
-        shown = printable(target)
+        target = printable(f"port {name}" if kind == "tcp" else name)
+        model = self.plan.policy.model
+        kept_bytes = KEEP_STREAM_BYTES if model is None or model.record == "text" else 0
         with anyio.move_on_after(timeout_s):
             running = await stack.enter_async_context(self._live.client.open_exec(request))
-            model = self.plan.policy.model
-            keeps = model is None or model.record == "text"
-            kept_bytes = KEEP_STREAM_BYTES if keeps else 0
             stream = CellStream(running, self._end_if_dead, kept_bytes)
             answer = await running.receive_stdout()
             if answer is None:
-                output = await running.wait()
-                why = output.why_not_started or "the relay in the cell was killed"
+                why = (await running.wait()).why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
             if code := answer[0]:  # a byte that the guest chooses freely
-                raise OSError(code, os.strerror(code), f"{shown} in the cell")
+                raise OSError(code, os.strerror(code), f"{target} in the cell")
             stream._held = answer[1:]
             return stream
         limit = format_duration(timeout_s)
-        raise TimeoutError(f"{shown} in the cell took no connection within {limit}")
+        raise TimeoutError(f"{target} in the cell took no connection within {limit}")

@@ -24,8 +24,7 @@ from belljar.dataclass import asdict, replace
 from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.isolation.touches import Access
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
+from belljar.signals.decoys import KEY_BYTES, Minted, MintedFile, digests, mint, mint_service
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ def decoy_key(run: RunDirectory) -> bytes:
 
 
 def read_key(run_path: Path) -> bytes:
-    """The key of a run directory. Raises `OSError`, `ValueError`."""
     key = bytes.fromhex((run_path / KEY_FILE).read_text("ascii").strip())
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
@@ -65,7 +63,7 @@ def read_key(run_path: Path) -> bytes:
 
 
 def home_of(passwd: bytes, user: str) -> str:
-    """A user's home directory by the image's hostile passwd; else `/root` or `/`."""
+    """Return a user's home by the image's hostile passwd."""
     wanted = user.partition(":")[0]
     for line in passwd.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
@@ -80,7 +78,6 @@ def home_of(passwd: bytes, user: str) -> str:
 
 @asynccontextmanager
 async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AsyncIterator[None]:
-    """Place the policy's decoys; touches are recorded in the block."""
     services = () if cell.guard is None else cell.guard.services
     minted = await place_decoys(cell, loaded.policy.decoys, decoy_key(run), services)
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
@@ -91,8 +88,6 @@ async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> Asyn
 
 
 class _RunValues:
-    """The values of one run's cells, and their recorders."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.foreign: deque[KnownValue] = deque(maxlen=MAX_FOREIGN)
@@ -101,7 +96,6 @@ class _RunValues:
 
 @contextmanager
 def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
-    """Have the cell's guard and the run's others look for its values."""
     from belljar.signals.values import ValueSource
 
     if (recorder := cell.guard) is None:
@@ -126,7 +120,6 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
 
 
 def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted, ...]:
-    """The values in the decoy services of a new range."""
     scope = f"range-{secrets.token_hex(8)}"  # its cells have no ids yet
     return tuple(mint_service(decoy_key(run), scope, spec) for spec in specs if spec.is_service)
 
@@ -134,7 +127,7 @@ def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted
 async def place_decoys(
     cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
 ) -> tuple[Minted, ...]:
-    """Mint and place decoys; `services`: the range's. Raises `PolicyError`."""
+    """Mint and place decoys. Raise `PolicyError`."""
     try:
         passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
     except (OSError, FileTooLargeError):
@@ -183,7 +176,7 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
 
 
 async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
-    """The time of the nearest directory or older image. `times_s`: those known."""
+    """Return the time of the nearest directory or older image."""
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
     for count in range(1, len(parts) + 1):
@@ -204,7 +197,6 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
 
 
 async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
-    """Write as the cell's user below its home; else as root."""
     in_folder: dict[str, list[MintedFile]] = {}
     for file in minted.files:
         in_folder.setdefault(posixpath.dirname(file.path), []).append(file)
@@ -240,7 +232,7 @@ def _records(
 
 
 def file_time(newest_s: float, age_s: int) -> float:
-    """Return a decoy's mtime; files of a reproducible build share one early time."""
+    """Return a decoy's mtime; reproducible builds share one early time."""
     return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s
 
 
@@ -250,8 +242,7 @@ async def watch_files(
 ) -> AsyncIterator[list[str]]:
     """Record opens and reads of these files (path → decoy id) during the block.
 
-    A sensor that doesn't start, misses a file, or ends, is recorded as `sensor.failed`; the block's
-    list has the reasons. `record`: called in any thread; its errors end the sensor.
+    A sensor's failure is recorded and yielded. An error of `record` ends the sensor.
     """
     problems, name = list[str](), ""
 

@@ -10,11 +10,11 @@ from signal import SIGKILL, Signals
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import anyio
+import anyio.to_thread
 from anyio.lowlevel import current_token
 
-from belljar.cell.base import CellBase, spawn_task
+from belljar.cell.base import CellBase, CommandRecord, spawn_task
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding, read_health
-from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
 from belljar.channel.outcomes import agent_request, captures
@@ -31,8 +31,8 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 class RunningCommand:
     """A command of `Cell.open_exec` or `Cell.start`. It ends with its cell at the latest.
 
-    Of `open_exec`: iterate it for `(stream, bytes)`, then `wait`. Of `start`: `output` has what
-    was kept. `id`: the operation's number in the record. `outcome`: as `wait` returns it.
+    Iterate that of `open_exec` for `(stream, bytes)`, then `wait`. `id` is the operation's
+    number in the record, `outcome` what `wait` returns.
     """
 
     def __init__(
@@ -62,26 +62,20 @@ class RunningCommand:
 
     @property
     def running(self) -> bool:
-        """False once its end is known: by `wait`, or immediately with `start`."""
+        """Return False once its end is known."""
         return not self._done.is_set()
 
     @property
     def returncode(self) -> int | None:
-        """As `ExecOutput.returncode`; None while it runs."""
+        """Return `ExecOutput.returncode`, or None while it runs."""
         return None if self.outcome is None else self.outcome.returncode
 
     def output(self) -> OutputTexts:
-        """Its output so far, if started by `start`."""
-        return self.outcome or self._joined(self._channel.output())
-
-    def _joined(self, texts: _Texts) -> _Texts:
-        """As the guard lets it out: a value may have come in pieces."""
-        return replace(
-            texts, stdout=self._let_out(texts.stdout), stderr=self._let_out(texts.stderr)
-        )
+        """Return what was kept of its output so far."""
+        return self.outcome or _let_out_whole(self._channel.output(), self._let_out)
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
-        """Send bytes or UTF-8 text to its stdin, once its window has room."""
+        """Send bytes or UTF-8 text, once its window has room."""
         # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
         chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
         # On record first: the guest may have got it even if sending breaks off.
@@ -93,7 +87,7 @@ class RunningCommand:
         await self._channel.close_stdin()
 
     async def signal(self, number: int, *, whole_tree: bool = False) -> None:
-        """Signal its main process or whole tree. Raises `ValueError` for no signal."""
+        """Signal its main process or whole tree. Raise `ValueError`."""
         sent = Signals(number)
         if self.running:
             self._seen.signalled(sent, whole_tree=whole_tree)
@@ -105,20 +99,20 @@ class RunningCommand:
         self._seen.resized(rows, cols)
 
     async def leave(self) -> None:
-        """Let a service's program run on; wait for confirmation or its end."""
+        """Let a service's program run on, or wait for its end."""
         if self.running:
             await self._channel.leave()
         await self._ended()
 
     async def kill(self) -> None:
-        """Kill its whole tree and wait for its end, as `wait` does."""
+        """Kill its whole tree and wait for its end."""
         await self.signal(SIGKILL, whole_tree=True)
         await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """Its outcome, when it has ended. What nobody has iterated is on record alone.
+        """Return its outcome, when it has ended; uniterated output is on record alone.
 
-        Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
+        Raise `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
         with anyio.move_on_after(timeout_s):
             await self._ended()
@@ -142,7 +136,7 @@ class RunningCommand:
         self.outcome = self._seen.with_limits(output)
 
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
-        """Take its output in a separate task, which finally closes `opened`."""
+        """Take its output in a task, which finally closes `opened`."""
         self._channel.kept = captures(keep_bytes)
         scope = self._taking = anyio.CancelScope()
 
@@ -155,7 +149,7 @@ class RunningCommand:
                             self._channel.kept[stream].feed(chunk)
                         await self._finish()
                         if self.outcome is not None:
-                            self.outcome = self._joined(self.outcome)
+                            self.outcome = _let_out_whole(self.outcome, self._let_out)
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
                 self.outcome = None  # it ended with a reverted machine
                 self._error = error if isinstance(error, Exception) else self._error
@@ -170,7 +164,7 @@ class RunningCommand:
             self._done.set()
 
     async def end(self) -> None:
-        """Kill it; cut it off when the guest doesn't end it."""
+        """Kill it, or cut it off."""
         # Another event loop's command ends by itself when its channel is closed.
         if self._taking is None or not self.running or self._loop != current_token():
             return
@@ -181,6 +175,10 @@ class RunningCommand:
             pass  # a dead cell's commands have ended
         self._taking.cancel()
         await self._done.wait()
+
+
+def _let_out_whole(texts: _Texts, let_out: Callable[[bytes], bytes]) -> _Texts:
+    return replace(texts, stdout=let_out(texts.stdout), stderr=let_out(texts.stderr))
 
 
 class ExecOperations(CellBase):
@@ -203,19 +201,20 @@ class ExecOperations(CellBase):
     ) -> ExecOutput:
         """Run a command in the cell and wait for it. A failed command is a result.
 
-        `argv`: the program, looked up in the guest's PATH, and its arguments. `env`: added to
-        `Cell.env`. `cwd`: relative to the work directory. `user`: name, uid or `uid:gid`.
-        `timeout_s`: then its whole tree is killed; default the policy's `exec_timeout`.
-        `max_output_bytes`: kept of each stream's head or tail (`keep`); the rest is counted.
+        The program is looked up in the guest's PATH. `env` is added to `Cell.env`, `cwd` is
+        relative to the work directory, `user` is a name, a uid or `uid:gid`. After `timeout_s`
+        (default: the policy's `exec_timeout`) its whole tree is killed. `max_output_bytes` are
+        kept of each stream's head or tail (`keep`); the rest is counted.
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
         seen = self._begin(argv, env, cwd, user, timeout_s, stdin=input is not None)
+        let_out = partial(self._let_out, operation="exec.output")
 
         def see(stream: Stream, chunk: bytes) -> None:
             seen.output(stream, chunk)
             if on_output is not None:
-                on_output(stream, self._let_out(chunk, "exec.output"))
+                on_output(stream, let_out(chunk))
 
         with self._failure_recorded(seen.operation, Kind.EXEC_FAILED, bodies=seen.bodies):
             output = await self._live.client.exec(
@@ -229,11 +228,7 @@ class ExecOperations(CellBase):
         seen.end(output)
         if not self._redacts:
             return output
-        return replace(
-            output,
-            stdout=await self._redacted(output.stdout, "exec.output"),
-            stderr=await self._redacted(output.stderr, "exec.output"),
-        )
+        return await anyio.to_thread.run_sync(_let_out_whole, output, let_out)
 
     @asynccontextmanager
     async def open_exec(
@@ -249,8 +244,8 @@ class ExecOperations(CellBase):
     ) -> AsyncIterator[RunningCommand]:
         """Run a command and talk to it while it runs: streams, signals, a terminal.
 
-        Arguments as `exec`, but no timeout by default. `service`: see `ExecRequest`, without
-        streams. Leaving the block before the command has ended kills its whole tree.
+        Arguments are as `exec` has them, without a default timeout; for `service` see
+        `ExecRequest`. Leaving the block before the command has ended kills its whole tree.
         """
         limit_s, stdin = timeout_s or 0, not service
         seen = self._begin(argv, env, cwd, user, limit_s, stdin=stdin, pty=pty, service=service)
@@ -275,10 +270,7 @@ class ExecOperations(CellBase):
         max_output_bytes: int | None = None,
         service: bool = False,
     ) -> RunningCommand:
-        """Start a command in the background, until it ends, is killed, or the cell ends.
-
-        Arguments as `open_exec`, without standard input. Raises `CellError`.
-        """
+        """Start a command without standard input, until its cell's end at most."""
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
         opened = AsyncExitStack()
@@ -298,14 +290,14 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's probe program as the workload; `alone`: end all else."""
+        """Run the guest agent's probe program."""
         self._operation()
         options = {"timeout_s": timeout_s, "max_stdout_bytes": 1 << 20, "alone": alone}
         request = agent_request(list(argv), self._agent_user(user), **options)
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """The agent program's user: the workload's, by number if that is root."""
+        """Return the workload's user, by number if that is root."""
         # Hostile root may have rewritten the account files: one with fewer rights would be probed
         return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
@@ -317,7 +309,7 @@ class ExecOperations(CellBase):
             raise
 
     async def check_health(self) -> HealthFinding:
-        """Run the health check; a dead cell is a finding, not an error."""
+        """Run the health check; a dead cell is a finding."""
         request = ExecRequest(
             argv=ARGV,
             env=self.plan.env,
@@ -346,7 +338,7 @@ class ExecOperations(CellBase):
         pty: PtySize | None = None,
         service: bool = False,
     ) -> CommandRecord:
-        """Record a command before sending it. Raises `TypeError` for an invalid argv."""
+        """Record a command before sending it. Raise `TypeError`."""
         # A string is a sequence of strings, too: each letter would become a word.
         if isinstance(argv, str | bytes) or not all(isinstance(word, str | bytes) for word in argv):
             line = '["sh", "-c", line]'

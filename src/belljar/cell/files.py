@@ -1,6 +1,4 @@
-"""A cell's operations on files, recorded as its commands are. The guest's agent does the work,
-with the rights of the user that is named.
-"""
+"""A cell's operations on files, done by the guest's agent with the rights of a user."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import os
 import posixpath
 import secrets
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,8 +16,8 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import body_of
-from belljar.cell import local_tree, record
-from belljar.cell.base import CellBase
+from belljar.cell import local_tree
+from belljar.cell.base import CellBase, text
 from belljar.cell.local_tree import KIND_NAMES, Transfer, TreeDestination, TreeManifest
 from belljar.channel import frames, trees
 from belljar.channel.frames import OpKind
@@ -28,6 +26,7 @@ from belljar.channel.trees import MAX_DEPTH, RecordKind, TreeRecord
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind
+from belljar.policy.files import Tree
 from belljar.signals.observe import output_part
 
 _WRITE: Final = (Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED, Kind.FILE_WRITE_FAILED)
@@ -46,8 +45,10 @@ _CLEAN_UP_S: Final = 10.0
 class FileInfo:
     """One entry of a cell's file system, as the guest says.
 
-    `name`: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown. `kind`:
-    `other` is a socket, pipe or device. `mode`: with set-user-ID, set-group-ID and sticky.
+    Attributes:
+        name: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown.
+        kind: `other` is a socket, pipe or device.
+        mode: permissions with set-user-ID, set-group-ID and sticky.
     """
 
     name: str
@@ -75,40 +76,30 @@ class FileOperations(CellBase):
         owner: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """Write a file in the cell: parents are made, an existing file is replaced at once or not
-        at all. Relative paths resolve against the work directory.
+        """Write a file; its parents are made, an existing one is replaced at once or not at all.
 
-        Raises the guest's `OSError` with `path` in it, `TimeoutError`, `CellError`.
+        Relative paths resolve against the work directory. Raise the guest's `OSError` with
+        `path` in it, `TimeoutError`, `CellError`.
         """
         contents = contents.encode() if isinstance(contents, str) else contents
-        options = self._options(user, timeout_s)
-        await self._write(path, contents, mode=mode, owner=owner, **options)
+        options = self._options(user, timeout_s) | {"mode": mode, "owner": owner}
+        await self._write(path, contents, options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory and its parents, as root. Raises as `write_file`."""
+        """Make a directory with parents, as root. Raise as `write_file`."""
         # The work directory may be the one to be made
-        options = self._options("0") | {"cwd": "/"}
-        await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
+        options = self._options("0") | {"cwd": "/", "mode": mode, "owner": owner}
+        await self._write(path, b"", options | {"is_directory": True})
 
     def _options(self, user: str | None, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return what every operation on files gives the channel."""
         limit_s = timeout_s or self.plan.limits.exec_timeout_s
         return {"user": self._user(user), "cwd": self.plan.workdir, "timeout_s": limit_s}
 
-    async def _write(
-        self,
-        path: str,
-        contents: bytes,
-        *,
-        user: str,
-        mode: int | None,
-        **options: Any,  # noqa: ANN401 - as `GuestClient.write_file` has them
-    ) -> None:
-        started: dict[str, JsonValue] = {"path": record.text(path), "bytes": len(contents)}
-        started |= {"user": user, "mode": mode}
-        sent, client = [body_of("content", contents)], self._live.client
-        with self._recorded(_WRITE, started, sent=sent):
-            await client.write_file(path, contents, user=user, mode=mode, **options)
+    async def _write(self, path: str, contents: bytes, options: Mapping[str, Any]) -> None:
+        started: dict[str, JsonValue] = {"path": text(path), "bytes": len(contents)}
+        started |= {name: options[name] for name in ("user", "mode")}
+        with self._recorded(_WRITE, started, sent=[body_of("content", contents)]):
+            await self._live.client.write_file(path, contents, **options)
 
     async def read_file(
         self,
@@ -118,14 +109,16 @@ class FileOperations(CellBase):
         user: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
+        """Read a regular file. Raise as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
-        started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
+        started = {"path": text(path), "max_bytes": max_bytes, "user": options["user"]}
         with self._recorded(_READ, started, seen=lambda: seen) as result:
             contents = await self._live.client.read_file(path, max_bytes=max_bytes, **options)
             seen.append(body_of("content", contents))
             result["bytes"] = len(contents)
-        return await self._redacted(contents, "file.read")
+        if not self._redacts:
+            return contents
+        return await anyio.to_thread.run_sync(self._let_out, contents, "file.read")
 
     async def upload(
         self,
@@ -140,33 +133,42 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
-        A directory becomes `target`; an existing one keeps its other entries. `overwrite`: replace
-        files and links; never a directory by a file.
+        A directory becomes `target`; an existing one keeps its other entries. `overwrite`
+        replaces files and links, but never a directory by a file.
 
-        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
+        Raise as `write_file`, `FileExistsError`, `FileTooLargeError` beyond `max_bytes`,
         `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
         """
         listing = partial(
             local_tree.list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes
         )
         source = await anyio.to_thread.run_sync(listing)
+        options: dict[str, Any] = {"overwrite": overwrite, "timeout_s": timeout_s}
+        return await self._put_tree(source, target, user=user, **options)
+
+    async def _put_tree(
+        self,
+        tree: Tree,
+        target: str,
+        *,
+        reading: Callable[[], AbstractContextManager[object]] = nullcontext,
+        **options: Any,  # noqa: ANN401 - as `_put_records` has them
+    ) -> Transfer:
         directory, name = target, ""
-        if not source.is_directory:
+        if not tree.is_directory:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
                 raise ValueError(f"{target!r} names no file; give its whole path in the cell")
         manifest = TreeManifest()
+
+        def records() -> Iterator[bytes]:
+            with reading():
+                yield from local_tree.records_of(tree, name, manifest)
+
+        options |= {"entries": len(tree.entries), "total_bytes": tree.total_bytes}
+        mode = tree.entries[0].mode | 0o700 if tree.is_directory else None
         return await self._put_records(
-            directory,
-            local_tree.records_of(source, name, manifest),
-            manifest,
-            target=target,
-            entries=len(source.entries),
-            total_bytes=source.total_bytes,
-            overwrite=overwrite,
-            mode=local_tree.root_mode(source) if source.is_directory else None,
-            user=user,
-            timeout_s=timeout_s,
+            directory, records(), manifest, target=target, mode=mode, **options
         )
 
     async def _put_records(
@@ -187,8 +189,8 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Put records into a directory; all or nothing. Their iterator fills the manifest.
 
-        `mode`: of made directories. `times`: files have their records' times, made directories the
-        newest of these; the directory above keeps its own. `owner`: of files; default the user.
+        `mode` is that of made directories. With `times` files have their records' times, and
+        made directories the newest of these.
         """
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client
@@ -227,11 +229,11 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        As `upload`; nothing is written outside of `local_path`, and set-user-ID bits and others'
-        right to write are dropped. `skip_unsafe`: leave out links that may lead out, sockets,
-        pipes and devices, and name them in the result; by default each is a `ValueError`.
+        Nothing is written outside of `local_path`; set-user-ID bits and others' right to write
+        are dropped. A link that may lead out, a socket, pipe or device is a `ValueError`;
+        `skip_unsafe` leaves it out and names it in the result.
 
-        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` beyond `max_files`.
+        Raise as `read_file`, `FileExistsError`, `OSError(E2BIG)` beyond `max_files`.
         """
         in_thread, options = anyio.to_thread.run_sync, self._options(user, timeout_s)
         bounds = {"max_files": max_files, "max_bytes": max_bytes}
@@ -266,7 +268,6 @@ class FileOperations(CellBase):
         return transfer
 
     def _let_out_files(self, copy: TreeDestination) -> None:
-        """Have the guard scan and change the copy before it is placed."""
         guard = self.guard
         if guard is None:
             return
@@ -275,16 +276,14 @@ class FileOperations(CellBase):
                 content = file.read(MAX_SCANNED_FILE_BYTES)
             missing_bytes = path.stat().st_size - len(content)
             part = output_part(content, "file.download", missing_bytes=missing_bytes)
-            let_out = guard.let_out(part, cell_id=self.id)
-            if let_out.data != content:
-                path.write_bytes(let_out.data)
+            let_out = guard.let_out(part, cell_id=self.id) or b""
+            if let_out != content:
+                path.write_bytes(let_out)
 
     async def list_dir(
         self, path: str = "", *, user: str | None = None, max_entries: int = MAX_LISTED
     ) -> tuple[FileInfo, ...]:
-        """What a directory holds, in the order of the names; default the work directory. Raises as
-        `write_file`, and `OSError(E2BIG)` for more than `max_entries`.
-        """
+        """List a directory by name. Raise as `write_file`, and `OSError(E2BIG)`."""
         options = self._options(user)
         found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
         return tuple(sorted((_info(r) for r in found if r.path), key=lambda info: info.name))
@@ -292,14 +291,15 @@ class FileOperations(CellBase):
     async def stat(
         self, path: str, *, user: str | None = None, follow_symlinks: bool = True
     ) -> FileInfo:
-        """Look what a path is. Raises as `write_file`."""
+        """Look what a path is. Raise as `write_file`."""
         options = self._options(user) | {"follow": follow_symlinks}
         (found,) = await self._look("stat", path, options, depth=0, max_entries=1)
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Remove a file or link; with `recursive` also a directory, with all that is in it. Raises
-        as `write_file`, and `ValueError` for `/`, `.` or `..`.
+        """Remove a file or link; with `recursive` also a directory with all that is in it.
+
+        Raise as `write_file`, and `ValueError` for `/`, `.` or `..`.
         """
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
@@ -333,13 +333,11 @@ class FileOperations(CellBase):
         manifest: TreeManifest | None = None,
         **more: JsonValue,
     ) -> Iterator[dict[str, JsonValue]]:
-        """Record the operation's start and its outcome, which the block fills in."""
-
         def entries() -> list[Body]:  # of a failed copy, too: what passed may have been read
             content = b"" if manifest is None else manifest.content()
             return [body_of("entries", content)] if content else []
 
-        started = {"action": action, "path": record.text(path), "user": user, **more}
+        started = {"action": action, "path": text(path), "user": user, **more}
         with self._recorded(_FILES, started, seen=entries) as result:
             result["action"] = action
             yield result

@@ -1,7 +1,6 @@
-"""The recorder of one cell or range that scans what it records.
+"""The recorder of one cell or range that scans what it records, in a thread.
 
-Events are recorded first; their data is scanned in a thread, which never holds up the cell. A
-finding is recorded as the guest's act, with the number of its event.
+A finding is recorded as the guest's act, with the number of its event.
 """
 
 from __future__ import annotations
@@ -65,17 +64,7 @@ WITHHELD: Final = b"[withheld: it could not be scanned]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetOut:
-    """The part of some bytes that goes on. `stopped`: nothing; end the connection."""
-
-    data: bytes
-    stopped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _EventJob:
-    """Parts of one recorded event."""
-
     parts: tuple[Carried, ...]
     cell_id: str | None
     evidence: int
@@ -86,7 +75,7 @@ class _EventJob:
 
 
 class GuardedRecorder:
-    """Records, then scans. Thread-safe. Use `guarded_recorder`."""
+    """Records, then scans. It is thread-safe."""
 
     def __init__(
         self,
@@ -122,7 +111,6 @@ class GuardedRecorder:
         self._reports_touches = False
 
     def record(self, event: Event) -> int:
-        """Record the event and queue its scan. Raises as the inner recorder."""
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
             with self._lock:
@@ -149,13 +137,12 @@ class GuardedRecorder:
         return number
 
     def know(self, values: Iterable[KnownValue]) -> None:
-        """Look for these values, too, from now on."""
         with self._lock:
             self._values = (*self._values, *values)
             self._sort_values()
 
     def adopt(self, cells: Iterable[str]) -> None:
-        """Treat these cells' decoy values, now and later, as this cell's own."""
+        """Treat these cells' decoy values as this cell's own."""
         with self._lock:
             self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]
             self._sort_values()
@@ -186,10 +173,10 @@ class GuardedRecorder:
         finally:  # later events are still theirs: the gateway ends after the cells
             self._reports_touches = False
 
-    def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
-        """Choose which of these bytes go on, by the policy's action; hits are on record by then.
+    def let_out(self, part: Carried, *, cell_id: str | None) -> bytes | None:
+        """Return what the policy's action lets out, None for a stop. It blocks.
 
-        Where they are redacted or stopped, what could not be scanned whole is withheld. Blocking.
+        Hits are on record by then. Only `flag` lets out what could not be scanned whole.
         """
         action = self.rules.action(part.place)
         scanner = self.made_scanner()
@@ -201,28 +188,25 @@ class GuardedRecorder:
             reason = scanned.problem or "it is too large to be scanned whole"
             self._inner.record(unscanned(part, cell_id=cell_id, evidence=None, reason=reason))
         if action is Action.FLAG or (is_whole and not scanned.hits):
-            return LetOut(data=part.data)
+            return part.data
         if action is Action.STOP and scanned.hits:
-            return LetOut(data=b"", stopped=True)
-        if not is_whole:
-            return LetOut(data=WITHHELD)
-        return LetOut(data=_redacted(scanner, part.data, scanned.hits))
+            return None
+        return _redacted(scanner, part.data, scanned.hits) if is_whole else WITHHELD
 
     @property
     def spec(self) -> ScanSpec:
-        """What is looked for."""
         from belljar.signals.values import ScanSpec
 
         return ScanSpec(values=self._values, classes=self.rules.classes, key_hex=self._key.hex())
 
     def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
-        """Wait until all records are scanned; False on timeout."""
+        """Wait until all records are scanned; return False on timeout."""
         with self._lock:
             waiting = [future for future, _ in self._waiting.values()]
         return not wait(waiting, timeout_s).not_done
 
     def close(self) -> None:
-        """Wait until all records are scanned, or recorded as not scanned."""
+        """Wait until all is scanned, or recorded as not scanned."""
         with self._lock:
             self._is_closed = True
         try:
@@ -281,7 +265,6 @@ class GuardedRecorder:
                 self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
     def made_scanner(self) -> Scanner:
-        """The scanner, made on first use; most short commands need none."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
@@ -311,7 +294,7 @@ class GuardedRecorder:
         self._record_counted(key, event)
 
     def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
-        """Record the key's first events, then powers of two, with the count."""
+        """Record the key's first events, then powers of two."""
         with self._lock:
             count = _count(self._seen, key)
         if count <= MAX_SAME or not count & (count - 1):
@@ -327,11 +310,7 @@ class GuardedRecorder:
 
 
 def _redacted(scanner: Scanner, data: bytes, hits: tuple[Hit, ...]) -> bytes:
-    """The data without the finds, or `WITHHELD`.
-
-    Of encoded data that stands there more than once only the first is a find: what is left is
-    scanned again.
-    """
+    """Return the data without the finds, or `WITHHELD`."""
     for _ in range(MAX_REDACTIONS):
         encoded = dict.fromkeys(data[hit.start : hit.end] for hit in hits if hit.decoding)
         data = scanner.replace(data, hits, REDACTED)
@@ -358,12 +337,7 @@ def _count(counts: dict[_Key, int], key: _Key) -> int:
 async def guarded_recorder(
     inner: Recorder, loaded: LoadedPolicy, *, upstreams: frozenset[str] = frozenset()
 ) -> AsyncIterator[GuardedRecorder]:
-    """A recorder for one cell or range; leaving the block waits for its scans, in a thread: what a
-    cell has sent holds up no other.
-
-    `upstreams`: ids of the range's real services. Raises `PolicyError`, and `HostError` for a class
-    whose package isn't installed.
-    """
+    """Record and scan. Raise `PolicyError`, `HostError`."""
     from belljar.signals.values import read_protected
 
     rules = loaded.policy.guard_rules

@@ -9,16 +9,13 @@ import errno
 import os
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 
+from belljar.channel import ExecOutput
 from belljar.dataclass import dataclass
 from belljar.events import Event, JsonValue, Kind, Trust
-
-if TYPE_CHECKING:
-    from belljar.channel import ExecOutput
-
 
 # What each command of a harness needs, so its loss is what breaks a sample.
 SHELL: Final = "/bin/sh"
@@ -30,8 +27,6 @@ MAX_OUTPUT_BYTES: Final = 4096
 
 
 class Cause(StrEnum):
-    """The kinds of damage to a cell."""
-
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"
     SHELL_MISSING = "shell_missing"
@@ -42,8 +37,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthFinding:
-    """One check's findings. `stage`, `errno`: why the shell did not start; `began`, `ended`: it ran
-    the script, to its end; `ran`: also a program of the image.
+    """One check's findings.
+
+    Attributes:
+        stage, errno: why the shell did not start.
+        began, ended: it ran the script, to its end.
+        ran: it also ran a program of the image.
     """
 
     stage: str = ""
@@ -57,7 +56,6 @@ class HealthFinding:
 
 
 def read_health(output: ExecOutput) -> HealthFinding:
-    """Return one check's facts; the guest's other words are dropped."""
     words = output.stdout[:MAX_OUTPUT_BYTES].splitlines()
     return HealthFinding(
         stage=output.stage if output.not_started_errno is not None else "",
@@ -71,7 +69,7 @@ def read_health(output: ExecOutput) -> HealthFinding:
 
 
 def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | None:
-    """Return what broke since the baseline, and why; None: nothing, or unknown."""
+    """Return what broke since the baseline, and why."""
     if now.died:
         return Cause.AGENT_DIED, now.died
     if baseline.died or baseline.timed_out:
@@ -95,14 +93,13 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | N
 
 
 def may_be_broken(output: ExecOutput) -> bool:
-    """Return True for an exit as in a broken cell."""
     # A POSIX shell's statuses for a program that it can't execute, and that it can't find.
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed
 
 
 class HealthWatch:
-    """Checks and records one cell in use; `degraded`: its first damage."""
+    """Checks one cell in use; `degraded` is its first damage."""
 
     # A `Cell`, whose module knows this one
     def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401
@@ -112,11 +109,9 @@ class HealthWatch:
         self._baseline: HealthFinding | None = None
 
     async def take_baseline(self) -> None:
-        """Take what later checks are compared with."""
         self._baseline = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:
-        """Check, unless idle or already degraded."""
         if self._baseline is not None and not self.degraded:
             await self._check(phase)
 

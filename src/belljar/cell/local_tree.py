@@ -26,7 +26,7 @@ from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, open_regular
+from belljar.policy.files import Entry, Tree, link_stays, list_tree, open_regular
 
 # Read at once; of a large file no more is in memory.
 _PIECE_BYTES: Final = 256 << 10
@@ -35,19 +35,18 @@ _ROOT: Final = "tree"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_EXCL: nothing that is there already, and no link, is written to.
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-KIND_NAMES: Final = {
-    RecordKind.FILE: "file",
-    RecordKind.LINK: "link",
-    RecordKind.OTHER: "other",
-    RecordKind.DIRECTORY: "directory",
-    RecordKind.ENTER: "directory",
+KIND_NAMES: Final = {kind: kind.name.lower() for kind in RecordKind} | {
+    RecordKind.ENTER: "directory"
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A copy into a cell or out of one. `sha256`: of the recorded list of entries.
-    `skipped`: paths left out by `skip_unsafe`.
+    """A copy into a cell or out of one.
+
+    Attributes:
+        sha256: the digest of the recorded list of entries.
+        skipped: paths left out by `skip_unsafe`.
     """
 
     files: int
@@ -58,7 +57,6 @@ class Transfer:
     skipped: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, JsonValue]:
-        """As they are recorded."""
         return {
             "entries": self.files + self.directories + self.links,
             "files": self.files,
@@ -76,11 +74,9 @@ class TreeManifest:
         self.skipped: list[str] = []
 
     def add(self, record: TreeRecord, sha256: str = "") -> None:
-        """List an entry; an incoming file's digest comes later."""
         self._entries[record.path] = (record, sha256)
 
     def content(self) -> bytes:
-        """The list as it is put on record."""
         lines = list[str]()
         for path, (record, sha256) in sorted(self._entries.items()):
             line: dict[str, object] = {"path": path, "kind": KIND_NAMES[record.kind]}
@@ -91,7 +87,6 @@ class TreeManifest:
         return "".join(lines).encode()
 
     def transfer(self) -> Transfer:
-        """Its counts and its digest."""
         records = [record for record, _ in self._entries.values()]
         kinds = [record.kind for record in records]
         return Transfer(
@@ -108,7 +103,7 @@ class TreeManifest:
 
 
 def list_source(path: Path, *, max_files: int, max_bytes: int) -> Tree:
-    """List the copy's entries. Blocking. Raises as `Cell.upload`."""
+    """List the copy's entries. It blocks, and raises as `Cell.upload`."""
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
     root, name = (real, ".") if real.is_dir() else (real.parent, real.name)
@@ -122,21 +117,22 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Tree:
 
 
 def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]:
-    """The records of a directory's entries, or of a file as `name`. Blocking."""
+    """Yield a directory's records, or a file's as `name`. It blocks."""
     depth = 0
     if not tree.is_directory:
         yield from _file_records(tree, tree.entries[0], name, manifest)
         return
-    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=root_mode(tree)))
+    # Its owner can always work in it
+    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=tree.entries[0].mode | 0o700))
     for entry in tree.entries[1:]:
         above = entry.path.count("/")
         while depth > above:
             yield encode(TreeRecord(path="", kind=RecordKind.LEAVE))
             depth -= 1
-        if entry.kind is EntryKind.FILE:
+        if entry.kind == "file":
             yield from _file_records(tree, entry, entry.path, manifest)
             continue
-        is_link = entry.kind is EntryKind.LINK
+        is_link = entry.kind == "link"
         record = TreeRecord(
             path=entry.path,
             kind=RecordKind.LINK if is_link else RecordKind.ENTER,
@@ -148,11 +144,6 @@ def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]
         yield encode(record)
         depth += not is_link
     yield encode(TreeRecord(path="", kind=RecordKind.LEAVE)) * depth
-
-
-def root_mode(tree: Tree) -> int:
-    """The directory's mode; its owner can always work in it."""
-    return tree.entries[0].mode | 0o700
 
 
 def _file_records(tree: Tree, entry: Entry, path: str, manifest: TreeManifest) -> Iterator[bytes]:
@@ -175,8 +166,6 @@ def _file_records(tree: Tree, entry: Entry, path: str, manifest: TreeManifest) -
 
 
 async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes in larger pieces, read in threads."""
-
     def take() -> bytes:
         gathered = bytearray()
         for part in records:
@@ -193,7 +182,7 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class TreeDestination:
-    """A cell's tree on its way: `take`, then `place` or `discard`."""
+    """A cell's tree: `take`, then `place` or `discard` it."""
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
         self.manifest = TreeManifest()
@@ -209,7 +198,7 @@ class TreeDestination:
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[TreeRecord | bytes]) -> None:
-        """Take the guest's next items. Raises `OSError`; `ValueError`: not accepted."""
+        """Take the guest's next items. Raise `OSError`; `ValueError`: not accepted."""
         for item in items:
             if isinstance(item, TreeRecord):
                 self._begin(item)
@@ -263,7 +252,6 @@ class TreeDestination:
             self.manifest.add(record, self._digest.hexdigest())
 
     def files(self) -> Iterator[Path]:
-        """The regular files written, before `place`."""
         for directory, _, names in os.walk(self._stage):
             for name in names:
                 path = Path(directory, name)
@@ -271,7 +259,7 @@ class TreeDestination:
                     yield path
 
     def place(self) -> None:
-        """Move it to its place. Raises `FileExistsError` etc. before any move."""
+        """Move it to its place. Raise `FileExistsError`."""
         made = self._stage / _ROOT
         is_there, is_directory = os.path.lexists(self._target), self._target.is_dir()
         if is_directory and made.is_dir():
@@ -290,7 +278,6 @@ class TreeDestination:
         self.discard()
 
     def discard(self) -> None:
-        """Remove what is not in its place. Idempotent."""
         if self._file is not None:
             os.close(self._file[0])
             self._file = None
@@ -310,7 +297,7 @@ def _directory(name: str | Path, at: int | None, flags: int = _DIRECTORY) -> Ite
 
 
 def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
-    """Move each entry to the other directory, or only check for conflicts."""
+    """Move each entry, or only check for conflicts."""
     for name in os.listdir(source):
         mine = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         try:

@@ -16,30 +16,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio.to_thread
 
+from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, start_run
-from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range
-from belljar.cell.revert import revertible
+from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range, revertible
 from belljar.cell.stop_rules import stop_rules
+from belljar.cell.task_data import not_taken, put_in
 from belljar.descriptors import exhaustion_as_host_error, require_free
-from belljar.errors import HostError
+from belljar.errors import host_errors
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import check_may_start
 from belljar.isolation.program_root import STORE_HINT
+from belljar.isolation.renewal import GivenPort
+from belljar.isolation.sandbox import Sandbox
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
-    from belljar.isolation.renewal import GivenPort
-    from belljar.isolation.sandbox import Sandbox
 
 # A cell keeps a dozen open, and needs more while it is made and destroyed.
 _CELL_DESCRIPTORS: Final = 32
@@ -55,15 +53,15 @@ async def open_cell(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Cell]:
-    """A fresh cell of the plan's tier, destroyed when the block is left.
+    """Open a fresh cell of the plan's tier; leaving the block destroys it.
 
-    `policy`: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a
-    policy file's fields, or a loaded policy. `run`: the run directory that records it; default one
-    of its own. Entry and exit may happen in different tasks: no cancel scope stays open.
+    `policy` is a preset's name (default `high`), a policy file's path, a `Policy`, a dict
+    with a policy file's fields, or a loaded policy. Without `run` it is recorded in a run
+    directory of its own. Entry and exit may happen in different tasks.
 
-    Raises `PolicyError` and `HostError` before anything was made; `CellError`: it could not be
-    made, or died while a call waited; `ContainmentBreach`: its destruction found something left, or
-    its range's rules were changed: nothing of this run may count as contained.
+    Raise `PolicyError` and `HostError` before anything was made; `CellError` if it could not
+    be made, or died while a call waited; `ContainmentBreach` if its destruction found
+    something left, or its range's rules were changed: nothing of this run counts as contained.
     """
     async with open_range(policy, run=run, home=home, actor=actor) as opened:
         yield opened.cell
@@ -79,12 +77,11 @@ async def open_range(
     ahead: bool = False,
     on_target: OnTarget | None = None,
 ) -> AsyncIterator[Range]:
-    """The cells of one sample on a network of their own; without a network in the policy a range of
-    one cell. As `open_cell`, and:
+    """Open the cells of one sample, on a network of their own if the policy has one.
 
-    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program starts;
-    its errors end the range. Raises `CellError` also when a target cell does not become healthy,
-    or the gateway or its supervisor died.
+    `ahead` marks a cell of a pool. `on_target` is called with each target cell before its
+    program starts; its errors end the range. Raise as `open_cell`, and `CellError` when a
+    target cell does not become healthy, or the gateway or its supervisor died.
     """
     home = home or belljar_home()
     check_may_start(home)
@@ -131,8 +128,6 @@ async def _machine(opening: Opening, snapshot: Snapshot | None = None) -> AsyncI
 
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
-        if opened.network is not None and opened.network.error is not None:
-            raise opened.network.error
 
 
 @asynccontextmanager
@@ -147,10 +142,10 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files, or continued from `snapshot`.
+    """Open one cell of these parts, with the policy's files, or continued from `snapshot`.
 
-    `place`: its place on the range's network, for the record (`range`, `name`). `part_of`: the
-    range, or the first cell of a range without network. Raises as `open_cell`.
+    `place` is its `range` and `name`; `part_of` the range, or the first cell of one without
+    network. Raise as `open_cell`.
     """
     run_id, home = opening.run.run_id, opening.home
     async with _sandbox(
@@ -163,8 +158,6 @@ async def ready_cell(
         part_of=part_of,
         weights=parts.weights,
     ) as live:
-        from belljar.cell.cell import Cell
-
         cell = Cell(
             live,
             parts.plan,
@@ -213,7 +206,6 @@ def _sandbox(
 def _write_whose(
     cell: Cell, loaded: LoadedPolicy, *, home: Path, run_id: str, place: Mapping[str, str]
 ) -> None:
-    """Write the cell's owner into the journal; `cell.describe` adds to it."""
     about = CellAbout(
         run_id=run_id,
         tier=cell.tier,
@@ -229,11 +221,9 @@ def _write_whose(
             Journal(home).describe(cell.id, replace(about, **fields))
 
     cell.describe = describe
-    try:
+    what = "whose cell it is can't be written"  # a kill of its run would not find it
+    with host_errors(what, where=f"cell {cell.id}", hint=STORE_HINT):
         Journal(home).describe(cell.id, about)
-    except OSError as error:  # a kill of its run would not find it
-        what = f"whose cell it is can't be written: {error.strerror}"
-        raise HostError(what, where=f"cell {cell.id}", hint=STORE_HINT) from error
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
@@ -254,21 +244,17 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Make the work directory; copy in the task's and the policy's files."""
+    """Make the work directory; copy in all files."""
     policy = loaded.policy
     try:
         workdir = posixpath.normpath(policy.workdir or "/")
         if workdir.strip("/"):  # the root is always there
             await cell.make_directory(workdir)
         if loaded.data is not None:
-            from belljar.cell.task_data import put_in
-
             await put_in(cell, loaded.data)
         for copy in policy.files:
             contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
             owner = copy.owner or cell.plan.user
             await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=owner)
     except OSError as error:
-        from belljar.cell.task_data import not_taken
-
         raise not_taken(cell, str(error)) from error

@@ -32,8 +32,6 @@ from belljar.store.home import belljar_home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerParts:
-    """A container or gvisor cell's plan and its files."""
-
     plan: OciPlan
     facts: HostFacts
     image: Image
@@ -42,8 +40,6 @@ class ContainerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineParts:
-    """As `ContainerParts`, of the microvm tier."""
-
     plan: MicrovmPlan
     facts: HostFacts
     image: Image
@@ -57,10 +53,7 @@ Parts: TypeAlias = ContainerParts | MachineParts
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Make the shared parts of this policy's cells: the plan, and the template or unpacked image.
-
-    Removes what crashed owners left first. Raises as `gather_parts`. Recorded.
-    """
+    """Remove what crashed owners left; make plan and template. Record a refusal."""
     home = home or belljar_home()
     try:
         if (policy.policy.model is None) != (policy.weights is None):
@@ -86,7 +79,6 @@ async def prepare(
 
 
 def refused(loaded: LoadedPolicy, error: BelljarError) -> Event:
-    """A refusal is on record too."""
     digest = hashlib.sha256(loaded.text).hexdigest()
     data = {"reason": error.what, "where": error.where, "hint": error.hint, "policy_sha256": digest}
     return Event(kind=Kind.POLICY_REFUSED, data=data)
@@ -99,10 +91,7 @@ def find_facts(
     runtimes: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
-    """`gather_facts`, with what is unknown tried: KVM if a `kernel` is given, and `runtimes`.
-
-    `doubt`: too, what failed.
-    """
+    """Try what `gather_facts` leaves unknown; with `doubt` also what failed."""
     store = home or belljar_home()
 
     # Both engines are imported only where something is tried
@@ -142,7 +131,7 @@ def gather_parts(
     home: Path,
     has_port: bool = False,  # noqa: FBT001, FBT002 - to_thread takes no keywords
 ) -> Parts:
-    """Read the host, find images and kernel, plan. Blocking."""
+    """Read the host, find images and kernel, plan. It blocks."""
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel: Kernel | None = None
     with suppress(HostError):
@@ -174,7 +163,7 @@ _describing: Final = threading.Lock()
 def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
-    """Return a run directory; leaving it seals it. Raises `HostError` on entering."""
+    """Return a run directory, which leaving seals. Entering raises `HostError`."""
     return RunDirectory(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
@@ -195,7 +184,6 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
 
 
 def _engine_of(parts: Parts) -> dict[str, Any]:
-    """The versions and digests of what runs a cell."""
     if isinstance(parts, ContainerParts):
         runtime = parts.plan.oci.runtime
         return {"runtime": {"name": runtime.name, "version": runtime.version}}

@@ -1,7 +1,6 @@
 """A pool of cells made and probed ahead of use: taking one costs milliseconds.
 
-A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. The pool
-lives in the event loop of its takers.
+It lives in the event loop of its takers.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from contextlib import (
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
 from belljar.cell.base import spawn_task
+from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
-from belljar.cell.range import Range
-from belljar.cell.revert import revertible
+from belljar.cell.range import Range, revertible
 from belljar.errors import CellError, ContainmentBreach, first_of
 from belljar.events import Actor, Kind
 from belljar.host.settings import PolicyLike, resolve_here
@@ -36,9 +35,6 @@ from belljar.ledger.rundir import RunDirectory
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
 
 # Each idle cell holds memory as a running one does.
 MAX_SIZE: Final = 16
@@ -63,11 +59,11 @@ class _Idle:
 
 
 class Pool:
-    """Warmed cells of one plan, in one event loop. Made by `open_pool`.
+    """Warmed cells of one plan, in one event loop. `open_pool` makes it.
 
-    `refuse` raises to the taker, before it takes a cell and before it gets it. `taken`: entered
-    before the taker gets a cell, left after it. `error`: the first that nobody waits for; a
-    breach, which ends the pool, before others.
+    `refuse` raises to the taker, before it takes a cell and before it gets it. `taken` is
+    entered before the taker gets a cell. `error` is the first that nobody waits for; a
+    breach ends the pool.
     """
 
     def __init__(
@@ -91,12 +87,12 @@ class Pool:
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as from `open_cell`. Otherwise as `range`."""
+        """Give a cell as `open_cell` does. Raise as `range`."""
         async with self.range() as opened:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, idle or new. Raises as `open_range`."""
+        """Give a cell with its range. Raise as `open_range`."""
         return revertible(self._machine)
 
     @asynccontextmanager
@@ -117,7 +113,7 @@ class Pool:
             yield opened
 
     async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
-        """Destroy it. Raises what leaving `open_cell` raises."""
+        """Destroy it. Raise what leaving `open_cell` raises."""
         with anyio.CancelScope(shield=True), self._working():
             try:
                 await idle.owner.__aexit__(*error)
@@ -125,19 +121,19 @@ class Pool:
                 self._out.remove(idle)
 
     def refill(self) -> None:
-        """Have idle cells made. Never waits."""
+        """Have idle cells made, without waiting."""
         if self._filling is None and not self._is_ended():
             self._filling = anyio.CancelScope()
             spawn_task(partial(self._fill, self._filling))
 
     async def filled(self) -> int:
-        """Wait until none is being made; return the number of idle cells."""
+        """Wait until none is being made; count the idle cells."""
         while self._filling is not None:
             await self._changed.wait()
         return len(self._idle)
 
     async def _take(self) -> _Idle | None:
-        """Return a cell that answers, recorded as taken; None: open one."""
+        """Return a cell that answers, recorded as taken."""
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
             idle.watching.cancel()
@@ -180,7 +176,6 @@ class Pool:
         self._changed = anyio.Event()
 
     async def _fill(self, scope: anyio.CancelScope) -> None:
-        """Make cells in turn until there are enough or one fails."""
         try:
             with scope:
                 while len(self._idle) < self._size and not self._is_ended():
@@ -194,7 +189,6 @@ class Pool:
             self._change()
 
     async def _make_one(self) -> bool:
-        """Whether there is one more idle cell."""
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
@@ -218,7 +212,7 @@ class Pool:
         return idle in self._idle
 
     async def _watch(self, idle: _Idle) -> None:
-        """Destroy it if it dies untaken; the killer waits for the proof."""
+        """Destroy it if it dies untaken."""
         # A host out of descriptors can't watch it; whether it lives is asked when it is taken
         with idle.watching, suppress(OSError):
             await idle.opened.cell.wait_dead()
@@ -229,7 +223,7 @@ class Pool:
                     await self._destroy(idle)
 
     async def _destroy(self, idle: _Idle) -> None:
-        """Destroy it untaken. What that found is noted."""
+        """Destroy it untaken; note what that found."""
         idle.watching.cancel()
         with anyio.CancelScope(shield=True), self._working():
             try:
@@ -244,13 +238,13 @@ class Pool:
             self.error = breach or error
 
     async def aclose(self) -> None:
-        """Stop giving out; destroy idle cells, and late ones after 10 s."""
+        """Destroy idle cells, and late ones after 10 s."""
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             if self._filling is not None:
                 self._filling.cancel()
-            for idle in self._out:
-                idle.opened.disconnect()
+            for cell in [cell for idle in self._out for cell in idle.opened.cells.values()]:
+                cell.disconnect()
             while self._idle:
                 await self._destroy(self._idle.pop())
             with anyio.move_on_after(_END_TIMEOUT_S):
@@ -275,11 +269,11 @@ async def open_pool(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Pool]:
-    """A pool of `size` (1 to 16) idle, warmed cells of one policy; else as `open_cell`.
+    """Open a pool of `size` (1 to 16) idle, warmed cells of one policy; else as `open_cell`.
 
-    Leaving the block destroys unused cells, with proof, and after 10 s those not given back. Raises
-    `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way out, or an unused
-    cell's destruction left something or could not be proven.
+    Leaving the block destroys unused cells, with proof, and after 10 s those not given back.
+    It raises `ContainmentBreach` and `HostError`, too, for a way out that a warm-up found,
+    and for an unused cell that left something or could not be proven gone.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")

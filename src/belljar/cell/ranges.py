@@ -1,8 +1,7 @@
 """The cells of one sample on a network of their own: made in order, nothing left afterwards.
 
-The network and its rules are made first and end last; without a cell's port there is none. Target
-cells come in the policy's order, after those that each awaits are healthy (default: all). The
-range's own cell is last: nothing of a sample runs before its targets.
+The network and its rules are made first and end last. Each target cell comes after those that it
+awaits are healthy (default: all), the range's own cell last.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
@@ -24,7 +24,7 @@ from belljar.cell.range import ModelRequests, Opening, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
-from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
+from belljar.errors import BelljarError, ContainmentBreach, first_of, host_errors
 from belljar.isolation.renewal import GivenPort, PortSettings
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import GuardConfig
@@ -38,9 +38,7 @@ from belljar.plan.network import NetworkPlan, plan_network
 from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router, Sight, known_answers
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+from belljar.store.home import HINT_SPACE
 
 PORT_NAME: Final = "eth0"
 # In a run directory: packet records, each in a directory that `range.opening` names.
@@ -48,11 +46,10 @@ RANGES: Final = "ranges"
 # A cell to be made: its name in the range, its policy, and what it is made from.
 _Member: TypeAlias = tuple[str, LoadedPolicy, Parts]
 # `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
-MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
+MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager[Cell]]
 
 
 def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:
-    """One cell's port, as isolation needs it."""
     port = network.layout.cell(name)
     settings = PortSettings(
         address=IPv4Address(port.address),
@@ -67,8 +64,6 @@ def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:
 
 
 def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
-    """The other end of a cell's port, for probes."""
-
     def look() -> Sight:
         try:
             network.check_now()
@@ -91,7 +86,7 @@ def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
 
 
 async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeCell) -> Range:
-    """A range with a network, which `stack` ends. Raises as `open_range`."""
+    """Open a range, which `stack` ends. Raise as `open_range`."""
     loaded, run, home = opening.loaded, opening.run, opening.home
     wanted = loaded.policy.network
     if wanted is not None and wanted.has_cells:
@@ -160,7 +155,6 @@ async def _enter_network(
     cells: Mapping[str, Cell],
     home: Path,
 ) -> tuple[Network, ModelRequests]:
-    """The network that `stack` ends when the cells are gone."""
     model_requests = ModelRequests()
 
     def mark_failed(error: BelljarError) -> None:
@@ -183,7 +177,7 @@ async def _enter_network(
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:
-    """Prepare each cell of the range, its own last; checks the stand-ins' files."""
+    """Prepare each cell of the range, its own last."""
     network = loaded.policy.network
     try:
         check_stand_ins(loaded)  # before a template or anything else is started
@@ -205,7 +199,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """The network's spec; makes its packet record's directory. Raises `HostError`."""
+    """Make the packet record's directory. Raise `HostError`."""
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)
@@ -219,11 +213,8 @@ def _spec(
         actions = {place: rules.action(place) for place in Place}
         guard = GuardConfig(spec=recorder.spec, actions=actions)
     directory = run.path / RANGES / secrets.token_hex(4)
-    try:
+    with host_errors("the packet record can't be made", where=directory, hint=HINT_SPACE):
         directory.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        what = f"the packet record can't be made: {error.strerror}"
-        raise HostError(what, where=str(directory), hint="check the free space") from error
     return RangeSpec(
         network=plan,
         layout=layout,
@@ -254,6 +245,5 @@ async def _after(
 
 
 def trusting(parts: Parts) -> Parts:
-    """The same with variables that make programs trust the cell's authorities."""
     env = {**ENVIRONMENT, **parts.plan.env}
     return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

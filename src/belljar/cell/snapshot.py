@@ -1,8 +1,7 @@
 """`Cell.snapshot`: a cell in use at one moment, and other cells that go on from there.
 
-A microVM is saved whole (`isolation.microvm.stream`); a container's files as tar packed in the
-cell, never read here, for another cell of its policy. Not kept: /dev/shm, extended attributes,
-and the cell's own (`_OWN`).
+A microVM is saved whole (`isolation.microvm.stream`); of a container the files, as tar packed in
+the cell and never read here, without /dev/shm and extended attributes.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
-from belljar.cell.range import FileClock
-from belljar.channel import ExecRequest, Stream
-from belljar.errors import CellError, HostError, PolicyError
+from belljar.cell.range import CellOrigin, FileClock
+from belljar.channel import ExecOutput, ExecRequest, Stream
+from belljar.errors import CellError, HostError, PolicyError, host_errors
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_key
@@ -33,10 +32,6 @@ from belljar.policy.limits import Tier
 from belljar.store.home import HINT_SPACE
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.range import CellOrigin
-    from belljar.channel.outcomes import ExecOutput
 
 # Each cell has its own of these, and a fork keeps them.
 _OWN: Final = frozenset(
@@ -53,7 +48,7 @@ _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record a fork's origin and give it its files. Raises `CellError`, `HostError`."""
+    """Give a fork its files. Raise `CellError`, `HostError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
     if snapshot.machine is None:
         await _put_files(snapshot, cell)
@@ -62,7 +57,6 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
 
 
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
-    """See `Cell.snapshot`."""
     origin = _checked_origin(cell)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
@@ -111,7 +105,7 @@ async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> Save
 
 
 def _checked_origin(cell: Cell) -> CellOrigin:
-    """Return what another machine is made from. Raises `PolicyError` where none may be."""
+    """Return what a machine is made from. Raise `PolicyError`."""
     policy, origin = cell.plan.policy, cell.origin
     reasons = (
         (origin is None, "it is on a network, or a target cell: its range has state"),
@@ -123,12 +117,12 @@ def _checked_origin(cell: Cell) -> CellOrigin:
     if why := next((why for is_so, why in reasons if is_so), ""):
         hint = "use another policy for what is saved"
         raise PolicyError(f"the cell can't be saved: {why}", where=f"cell {cell.id}", hint=hint)
-    return cast("CellOrigin", origin)
+    return cast(CellOrigin, origin)
 
 
 @contextmanager
 def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
-    """A snapshot's directory; its removal is recorded. Raises `HostError` if it stays."""
+    """Make a directory; record its removal. Raise `HostError`."""
     with ExitStack() as after:
         directory = after.enter_context(scratch_dir(origin.home))
         try:
@@ -144,7 +138,6 @@ def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
 
 
 async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
-    """Give a fresh cell the saved files. Raises as `Snapshot.fork`."""
     directory = snapshot.directory
     if snapshot.key != _key_of(cell):
         raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
@@ -163,15 +156,12 @@ async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
 
 
 def _key_of(cell: Cell) -> str:
-    """Return a tier and image's key, which restoring needs."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 
 
 async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[str, int]:
-    """Pack the changes since, by the kernel's word; return digest and size of all names and of the
-    packed files. Raises as `Cell.snapshot`.
-    """
+    """Pack what the kernel says has changed since."""
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"
@@ -182,7 +172,7 @@ async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[st
     changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     most = _PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES
-    try:
+    with host_errors("a snapshot can't be written", where=directory, hint=HINT_SPACE):
         (directory / "names").write_bytes(b"\0".join(sorted(names)))
         with (directory / "files").open("xb") as file:
             given = b"\0".join(sorted(changed))
@@ -192,9 +182,6 @@ async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[st
             )
         digest, _ = await anyio.to_thread.run_sync(_read, directory)
         return digest, (directory / "files").stat().st_size
-    except OSError as error:
-        what = f"a snapshot can't be written: {error.strerror}"
-        raise HostError(what, where=str(directory.parent), hint=HINT_SPACE) from error
 
 
 async def _names(cell: Cell, *tests: str) -> frozenset[bytes]:
@@ -212,7 +199,6 @@ async def _run(
     max_bytes: int = 0,
     allowed: tuple[int, ...] = (0,),
 ) -> ExecOutput:
-    """Run a program of the image as root; `taken` gets its output."""
     request = ExecRequest(
         argv=argv,
         cwd="/",

@@ -31,11 +31,7 @@ _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
 
 
 class StopRulesRecorder:
-    """Records an event, then applies the rules to it: a rule halts a sample's cells, those of its
-    run, or all; each once. Thread-safe.
-
-    The cells' owners destroy them, with proof, as with any dead cell. `order`: the widest it gave.
-    """
+    """Records an event, then applies the policy's `on`. It is thread-safe."""
 
     def __init__(
         self, inner: Recorder, *, run_id: str, home: Path, stops: Mapping[Trigger, Stop]
@@ -46,7 +42,7 @@ class StopRulesRecorder:
         self.order: KillOrder | None = None
 
     def record(self, event: Event) -> int:
-        """Apply the rules even to an unrecorded event; then raise its error."""
+        """Apply the rules even to an unrecorded event."""
         number: int | None = None
         try:
             number = self._inner.record(event)
@@ -101,7 +97,7 @@ class StopRulesRecorder:
 
 @contextmanager
 def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
-    """The recorder under a policy's `on`. A breach leaving the block counts."""
+    """Apply the rules also to a breach that leaves the block."""
     rules = StopRulesRecorder(run.recorder, run_id=run.run_id, home=home, stops=policy.on)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:

@@ -1,6 +1,4 @@
-"""Target cells: what a stand-in of kind `cell` or `python` means as a policy of its own, and having
-its program serve. The deciding is pure.
-"""
+"""Target cells: a stand-in of kind `cell` or `python` as a policy, and its program."""
 
 from __future__ import annotations
 
@@ -11,12 +9,14 @@ import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.base import spawn_task
+from belljar.cell.cell import Cell
+from belljar.cell.exec import RunningCommand
 from belljar.cell.local_tree import list_source
 from belljar.cell.task_data import not_taken, put_directory, reading_for
 from belljar.channel import ExecOutput, FileTooLargeError
@@ -31,10 +31,6 @@ from belljar.policy.model import Policy
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.exec import RunningCommand
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
@@ -60,7 +56,7 @@ _LOG_BYTES: Final = 2000
 
 
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
-    """A target cell's policy: the range's risk, all else its own."""
+    """Return a target cell's policy: the range's risk, all else its own."""
     policy = parent.policy
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
@@ -85,15 +81,13 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program; wait until healthy. Raises as `start_serving`."""
     await (await start_serving(cell, stand_in))()
 
 
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
-    """Start the target's program; one that `completes` has then ended.
+    """Start the target's program, and run one that `completes` to its end.
 
-    The result waits until it is healthy, or without a check has run for `SETTLE_S` or ended with
-    status 0. Both raise `CellError` with its last output.
+    The result waits until it is healthy, or has run for `SETTLE_S`. Both raise `CellError`.
     """
     settings = stand_in.settings
     if stand_in.kind == "python":
@@ -127,7 +121,7 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
 
 
 class Program:
-    """A service's program as process 1, restarted by its `restart` until ready."""
+    """A service's program, restarted by its `restart` until ready."""
 
     def __init__(self, cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
         self._cell, self._stand_in, self._command = cell, stand_in, command
@@ -143,20 +137,20 @@ class Program:
         self._ended = anyio.Event()
 
     async def complete(self) -> None:
-        """Run it to its end, within the cell's `exec_timeout`. Raises `CellError`."""
+        """Run it to its end. Raise `CellError`."""
         self._always = False
         await self._run(self._cell.plan.limits.exec_timeout_s)
         await self.check_runs()
 
     async def start(self, watched_s: float) -> None:
-        """Start it. Raises `CellError` if it fails for good within this time."""
+        """Start it. Raise `CellError` if it fails within this time."""
         spawn_task(self._run)
         with anyio.move_on_after(watched_s):
             await self._ended.wait()
         await self.check_runs()
 
     async def wait_ready(self, health: Mapping[str, Any]) -> None:
-        """Wait until it is healthy or has run for `SETTLE_S`. Raises `CellError`."""
+        """Wait until it is healthy or settled. Raise `CellError`."""
         seen = 1  # the first start was watched
         try:
             if health:
@@ -199,7 +193,7 @@ class Program:
             self._ended.set()
 
     async def check_runs(self) -> None:
-        """Raise `CellError` if it has ended for good with nonzero status."""
+        """Raise `CellError` if it has failed for good."""
         if self._error is not None:
             raise self._error
         output = self._output
@@ -214,7 +208,7 @@ class Program:
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
-    """Return its health check, written or the image's; {} for none. Raises `CellError`."""
+    """Return its health check, written or the image's. Raise `CellError`."""
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
     if wants_image and not cell.image_health:
@@ -228,7 +222,6 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
-    """A target's command: its own, or the image's with optional arguments."""
     if settings.get("command") is not None:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
@@ -262,7 +255,6 @@ async def _wait_healthy(
 
 
 async def log_tail(cell: Cell) -> str:
-    """The program's last output as a message's end; "" for none."""
     for path in LOGS:
         try:
             written = await cell.read_file(path, max_bytes=_MAX_LOG_BYTES)
@@ -276,7 +268,7 @@ async def log_tail(cell: Cell) -> str:
 
 
 def _last_line(output: ExecOutput) -> str:
-    """A check's last line; HTTP clients print progress before it."""
+    """Return the last line; HTTP clients print progress before it."""
     said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
     last = "it took too long" if output.timed_out else (said or "the check failed").splitlines()[-1]
     return printable(last.strip(), max_chars=300)
@@ -310,7 +302,7 @@ uvicorn.Server(config).run(socks)
 
 
 def server_archive() -> bytes:
-    """The server and its imports as an importable archive. Raises `HostError`."""
+    """Return the server with its imports. Raise `HostError`."""
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:
@@ -326,7 +318,7 @@ def server_archive() -> bytes:
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
-    """Copy the author's directory in place of the image's. Raises `PolicyError`."""
+    """Put the author's directory in place. Raise `PolicyError`."""
     if stand_in.directory is None:
         raise TypeError(f"the stand-in {stand_in.id} has no directory")
     bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)

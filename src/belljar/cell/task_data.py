@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.cell.local_tree import Transfer, TreeManifest, records_of, root_mode
+from belljar.cell.cell import Cell
+from belljar.cell.local_tree import Transfer
 from belljar.errors import CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
 from belljar.policy.sections import TaskData, TaskFile, trees_of
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
 
 HOSTS: Final = "/etc/hosts"
 TASK_FILE: Final = "the task's compose file"
@@ -29,7 +28,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy in the cell's files and name its hosts. Raises `PolicyError`, `OSError`."""
+    """Copy in files and hosts. Raise `PolicyError`, `OSError`."""
     own = data.own
     with reading_for():
         trees = await anyio.to_thread.run_sync(trees_of, Path(data.root), own)
@@ -46,7 +45,7 @@ async def put_in(cell: Cell, data: TaskData) -> None:
 
 
 async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
-    """Copy one source, for root. A directory replaces the image's, like a mount."""
+    """Copy one source, for root."""
     first = tree.entries[0]
     if tree.is_directory:
         transfer = await put_directory(cell, tree, file.target, user="0:0")
@@ -63,7 +62,7 @@ async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
 
 @contextmanager
 def reading_for(where: str = TASK_FILE) -> Iterator[None]:
-    """Raise a host file's error as a `PolicyError` of that place."""
+    """Raise a host file's error as a `PolicyError`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -76,31 +75,13 @@ def reading_for(where: str = TASK_FILE) -> Iterator[None]:
 async def put_directory(
     cell: Cell, tree: Tree, target: str, *, user: str | None, where: str = TASK_FILE
 ) -> Transfer:
-    """Copy a listed directory into the cell, in place of the image's. Raises as `Cell.upload`, and
-    `PolicyError` for a file of this host.
-    """
-
-    def records() -> Iterator[bytes]:
-        with reading_for(where):
-            yield from records_of(tree, "", manifest)
-
-    manifest = TreeManifest()
+    """Replace the image's directory. Raise as `Cell.upload`, and `PolicyError`."""
     with suppress(FileNotFoundError):
         await cell.remove(target, recursive=True, user="0:0")
-    return await cell._put_records(
-        target,
-        records(),
-        manifest,
-        target=target,
-        entries=len(tree.entries),
-        total_bytes=tree.total_bytes,
-        mode=root_mode(tree),
-        user=user,
-    )
+    return await cell._put_tree(tree, target, reading=partial(reading_for, where), user=user)
 
 
 def not_taken(cell: Cell, why: str) -> CellError:
-    """Return the error for a place that can't be made or written."""
     return CellError(
         f"a file can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",
@@ -137,7 +118,6 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 
 def trust_script() -> str:
-    """A shell script that installs the certificate from stdin wherever the image looks."""
     anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
     return f"""set -e
 pem=$(cat)
@@ -156,7 +136,7 @@ fi
 
 
 async def trust(cell: Cell, certificate_pem: bytes) -> None:
-    """Have the cell trust the authority. Raises `CellError`."""
+    """Have the cell trust the authority. Raise `CellError`."""
     script = ["/bin/sh", "-c", trust_script()]
     output = await cell.exec(
         script, input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S

@@ -1,8 +1,7 @@
 """The host's client of a guest agent: commands and files over one stream.
 
-One waiting operation reads the connection for all (see `pump`). At most 64 run, or as many as
-the guest takes; more queue, in order. After the cell's death or a `ProtocolViolation` every
-operation raises `CellError`. Belongs to the event loop that used it first.
+At most 64 operations run, or as many as the guest takes; more queue. After the cell's death or a
+`ProtocolViolation` each raises `CellError`. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 import anyio
 
 from belljar.capture import Keep
 from belljar.channel import frames, operations
 from belljar.channel.frames import Answer, FrameType, GuestEvent, OpKind, Touched
-from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, feed, judge
+from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, Pump, SocketPipe
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
-from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import replace
 from belljar.errors import CellError, first_of
 from belljar.units import format_duration, printable
@@ -33,38 +31,18 @@ from belljar.units import format_duration, printable
 _MAX_OPS: Final = 64
 # The host's wait beyond the guest's timeout.
 _GRACE_S: Final = 10.0
-# So little fits the guest's window, and needs no second task.
-_SMALL_INPUT_BYTES: Final = 64 << 10
 
 
 class BusyError(CellError):
-    """The cell can't be saved while a command runs; nothing has changed."""
+    """The cell can't be saved while a command runs."""
 
     def __init__(self) -> None:
         hint = "wait for the command, or end it; what it left in the background may run on"
         super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
 
 
-@asynccontextmanager
-async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
-    """Send standard input while the block reads output."""
-    if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
-        await operation.offer_stdin(contents)
-        await operation.close_stdin()
-        yield
-        return
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(feed, operation, contents)
-            yield
-            # The command has ended, and reads nothing more.
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:  # our own: its one error, best one that is no cancellation
-        raise (first_of(group, Exception) or first_of(group, BaseException) or group) from None
-
-
 class GuestClient:
-    """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it."""
+    """Owns the connected stream socket, which `aclose` closes."""
 
     def __init__(self, sock: socket.socket) -> None:
         # The mailbox of the connection's own frames, with the last answer of each kind
@@ -79,7 +57,6 @@ class GuestClient:
         self._socket = sock
 
     def deliver(self, event: GuestEvent) -> None:
-        """Take a frame of the connection itself."""
         if isinstance(event, Touched):
             if self._on_touched is not None:
                 self._on_touched(event)
@@ -87,40 +64,31 @@ class GuestClient:
             self._answers[event.kind] = event
             self._pongs_seen += event.kind is FrameType.PONG
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
     async def aclose(self) -> None:
-        """Close the stream. Running and queued operations get a `CellError`."""
+        """Close the stream. Running and queued operations raise `CellError`."""
         await self._pump.close()
 
     def disconnect(self) -> None:
-        """End the connection for all tasks, in any event loop. From any thread."""
+        """End all operations. Any thread may call it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def failure(self) -> CellError | None:
-        """The error that ended the connection; None while none was seen."""
         return self._pump.failure
 
     # ---- the connection
 
     async def wait_ready(self, *, timeout_s: float) -> None:
-        """Wait for a freshly booted guest's READY. Raises `CellError`."""
         await self._ask(FrameType.READY, None, timeout_s, "did not become ready")
 
     async def hello(self, *, timeout_s: float = 10.0) -> None:
-        """Shake hands; once per connection and first. Raises `CellError`."""
+        """Shake hands. It comes first, and once per connection."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
         welcome = await self._ask(FrameType.WELCOME, send, timeout_s, "did not answer HELLO")
         self._slots = anyio.Semaphore(min(_MAX_OPS, welcome.max_ops), fast_acquire=True)
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> None:
-        """Build a template's container, by `frames.config_payload`. Raises `CellError`."""
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
         done = await self._ask(FrameType.CONFIGURED, send, timeout_s, "did not answer CONFIG")
         if done.errno:
@@ -129,19 +97,19 @@ class GuestClient:
             hint = "ask for fewer `cpus` or more `memory`"  # ENOMEM is the usual one
             raise CellError(what, where="channel, CONFIG", hint=hint)
 
-    async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Answer:
-        """Make a restored guest a new machine; the caller judges missing parts."""
+    async def renew(self, payload: bytes) -> Answer:
+        """Make a restored guest a new machine; the caller judges."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
-        return await self._ask(FrameType.RENEWED, send, timeout_s, "did not answer RENEW")
+        return await self._ask(FrameType.RENEWED, send, 10.0, "did not answer RENEW")
 
     def check_idle(self) -> None:
-        """Raise `BusyError` while a command runs or the cell is being saved."""
+        """Raise `BusyError` while a command runs."""
         if self._held is not None or self._pump.wire.live_ops:
             raise BusyError
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """Freeze the workload during the block; calls wait. Raises `BusyError`."""
+        """Freeze the workload during the block; other calls wait."""
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
@@ -172,7 +140,7 @@ class GuestClient:
             await self._held.wait()
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Round trip to the guest agent in seconds. Raises `CellError`; the connection stays."""
+        """Return the round trip in seconds; it survives a timeout."""
         await self._released()
         began, mine = anyio.current_time(), list[int]()
 
@@ -191,12 +159,10 @@ class GuestClient:
         on_touched: Callable[[Touched], None] | None = None,
         *,
         max_touches: int = 0,
-        timeout_s: float = 10.0,
     ) -> Answer:
         """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
-        Earlier touches have been reported when this returns. `on_touched` is called by the task
-        that reads the channel, so only while some operation runs; it must not raise.
+        `on_touched` must not raise: the task that reads the channel calls it.
         """
 
         def make() -> bytes:
@@ -205,7 +171,7 @@ class GuestClient:
             return self._pump.wire.send_watch(paths, max_touches)
 
         await self._released()
-        return await self._ask(FrameType.WATCHED, make, timeout_s, "did not answer WATCH")
+        return await self._ask(FrameType.WATCHED, make, 10.0, "did not answer WATCH")
 
     async def _ask(
         self, kind: FrameType, send: Callable[[], bytes] | None, timeout_s: float, what: str
@@ -236,24 +202,29 @@ class GuestClient:
     ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
-        `input`: what the command doesn't read is dropped. `keep`, `keep_bytes`: which end of each
-        stream is returned, and at most how much. `on_output`: called in this task with every chunk;
-        what it raises ends the command.
-
-        If it raises or is cancelled, the guest has killed the command's whole tree. Raises
-        `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
+        `on_output` is called in this task with every chunk; what it raises ends the command. If
+        this raises or is cancelled, the guest has killed the command's whole tree. Raise
+        `ValueError`, `OSError(E2BIG)`, `CellError`.
         """
         most = max(request.max_stdout_bytes, request.max_stderr_bytes)  # more does not come
         request = replace(request, stdin=request.stdin or input is not None)
         async with self.open_exec(request) as operation:
             operation.kept = captures(most if keep_bytes is None else keep_bytes, keep)
-            async with _feeding(operation, b"" if input is None else input):
-                return await operation.wait(on_output)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(operations.feed, operation, b"" if input is None else input)
+                    output = await operation.wait(on_output)
+                    # The command has ended, and reads nothing more.
+                    tasks.cancel_scope.cancel()
+            except BaseExceptionGroup as group:  # its one error, best one that is no cancellation
+                raise (
+                    first_of(group, Exception) or first_of(group, BaseException) or group
+                ) from None
+            return output
 
-    @asynccontextmanager
-    async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        """Run a command and talk to it; the block's end kills it."""
-        async with self.operation(
+    def open_exec(self, request: ExecRequest) -> AbstractAsyncContextManager[Operation]:
+        """Run a command; the block's end kills it."""
+        return self.operation(
             OpKind.EXEC,
             exec_body(request),
             None if request.timeout_s is None else request.timeout_s + _GRACE_S,
@@ -262,8 +233,7 @@ class GuestClient:
             stderr=request.max_stderr_bytes if request.pty is None else None,
             stdin_open=request.stdin,
             user=request.user,
-        ) as operation:
-            yield operation
+        )
 
     # ---- files
 
@@ -281,9 +251,8 @@ class GuestClient:
     ) -> None:
         """Write a file: parents are made, and the target changes only when all is written.
 
-        `mode`: None keeps an existing file's, else 0644 under the umask. `owner`: "" is `user`.
-        `is_directory`: make a directory instead; one that is there gets mode and owner.
-        Raises `OSError` with the path; `TimeoutError`; `ValueError`; `CellError`.
+        Without `mode` an existing file keeps its own, and a new one has 0644 under the umask.
+        Raise `OSError` with the path, `TimeoutError`, `ValueError`, `CellError`.
         """
         if mode is not None and not 0 <= mode <= 0o7777:
             raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
@@ -302,13 +271,13 @@ class GuestClient:
         max_bytes: int,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
+        """Read a regular file. Raise as `write_file`, and `FileTooLargeError`."""
         body = frames.place(user, cwd, path) + frames.pack(struct.Struct("<Q"), max_bytes)
         operating = self.operation(OpKind.READ, body, timeout_s, stdout=max_bytes + 1)
         async with self.own_reads.of(path, cwd), operating as operation:
             operation.kept = captures(max_bytes + 1)
             await operation.wait()
-            judge(operation, path, timeout_s, max_bytes)
+            operations.judge(operation, path, timeout_s, max_bytes)
         contents = operation.output().stdout
         if len(contents) > max_bytes:  # a guest that says that it is whole
             raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=len(contents))
@@ -326,10 +295,7 @@ class GuestClient:
         stdin_open: bool = False,
         user: str = "",
     ) -> AsyncIterator[Operation]:
-        """Start an operation once a slot is free; it is ended when the block is left.
-
-        `timeout_s` counts from the sending. Otherwise as `HostConnection.start`.
-        """
+        """Start an operation once a slot is free; its timeout begins then."""
         self._pump.check()
         if self._slots is None:
             raise RuntimeError("hello() comes first")
@@ -340,7 +306,7 @@ class GuestClient:
                 operation.op, message = self._pump.wire.start(
                     kind, body, stdout=stdout, stderr=stderr, stdin_open=stdin_open
                 )
-                self._pump.register(operation.op, operation)
+                self._pump.operations[operation.op] = operation
                 return message
 
             try:

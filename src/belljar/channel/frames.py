@@ -1,7 +1,7 @@
-"""The protocol's numbers and the host's encoders, as in `design/channel.md`. Pure.
+"""The protocol's numbers and the host's encoders, as in `design/channel.md`.
 
-Encoders raise `ValueError` for what has no encoding (a NUL in an argument, a number out of range)
-and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: errors of the caller, not of the guest.
+Encoders raise `ValueError` for what has no encoding and `OSError(E2BIG)` for a request that is too
+long: errors of the caller, not of the guest.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ MAX_WATCHED_FILES: Final = 256
 MAX_PROCESS_NAME_BYTES: Final = 64
 # A guest that grants more would have the host buffer it.
 MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
-# The largest u64: no output reaches it.
-NO_CAP: Final = (1 << 64) - 1
 # No mode has these bits.
 KEEP_MODE: Final = 0xFFFF_FFFF
 # 128 bits: no answer of an earlier cell fits.
@@ -46,8 +44,6 @@ _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
 
 
 class FrameType(IntEnum):
-    """Every frame of version 1."""
-
     READY = 0x01
     HELLO = 0x02
     WELCOME = 0x03
@@ -75,8 +71,6 @@ class FrameType(IntEnum):
 
 
 class OpKind(IntEnum):
-    """What an operation does."""
-
     EXEC = 1
     READ = 2
     WRITE = 3
@@ -86,7 +80,7 @@ class OpKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """How an operation ended; the meaning of RESULT's `code`."""
+    """It gives RESULT's `code` its meaning."""
 
     EXITED = 0
     SIGNALED = 1
@@ -95,8 +89,6 @@ class Outcome(IntEnum):
 
 
 class ResultFlag(IntFlag):
-    """What else the guest saw."""
-
     TIMED_OUT = 1
     KILLED = 2
     OUT_OF_MEMORY = 4
@@ -108,8 +100,6 @@ class ResultFlag(IntFlag):
 
 
 class Stage(IntEnum):
-    """Where an operation failed."""
-
     NONE = 0
     USER = 1
     CWD = 2
@@ -124,8 +114,6 @@ class Stage(IntEnum):
 
 
 class RenewedBit(IntFlag):
-    """What a restored guest has made new."""
-
     RNG = 1
     CLOCK = 2
     MACHINE_ID = 4
@@ -143,16 +131,12 @@ NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
 
 
 class Stream(IntEnum):
-    """The numbers of an operation's streams."""
-
     STDIN = 0
     STDOUT = 1
     STDERR = 2
 
 
 class SignalScope(IntEnum):
-    """Which processes a SIGNAL reaches."""
-
     MAIN_PROCESS = 0
     WHOLE_TREE = 1
     LEAVE = 2
@@ -160,7 +144,6 @@ class SignalScope(IntEnum):
 
 
 def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
-    """One frame. The payload is at most `MAX_PAYLOAD_BYTES`."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ValueError(
             f"a payload of {len(payload)} bytes; a frame holds at most {MAX_PAYLOAD_BYTES}"
@@ -169,13 +152,12 @@ def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
 
 
 def check_size(rows: int, cols: int) -> None:
-    """Raise `ValueError` for a terminal's size that can't be."""
     if not (1 <= rows <= 0xFFFF and 1 <= cols <= 0xFFFF):
         raise ValueError(f"{rows} rows and {cols} columns; 1 to 65535 are allowed")
 
 
 def text_bytes(value: str | bytes, what: str) -> bytes:
-    """Text as bytes. Raises `ValueError` for a NUL."""
+    """Return the text as bytes. Raise `ValueError` for a NUL."""
     # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     if b"\0" in raw:
@@ -184,12 +166,11 @@ def text_bytes(value: str | bytes, what: str) -> bytes:
 
 
 def counted(value: bytes) -> bytes:
-    """The protocol's `str`: a length and that many bytes."""
+    """Return the protocol's `str`: a length and that many bytes."""
     return _U32.pack(len(value)) + value
 
 
 def counted_list(values: Iterable[bytes]) -> bytes:
-    """A count and that many `str`."""
     items = [counted(value) for value in values]
     return _U32.pack(len(items)) + b"".join(items)
 
@@ -206,8 +187,7 @@ def config_payload(
     debugger_calls: bool = False,
     setuid_programs: bool = False,
 ) -> bytes:
-    """The payload of CONFIG; the last three are what the workload may do beyond an ordinary
-    container's."""
+    """Return CONFIG's payload; the last three are extra rights."""
     flags = debugger_calls | setuid_programs << 1
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
     head = pack(_CONFIG_HEAD, *limits, capabilities, flags)
@@ -216,7 +196,7 @@ def config_payload(
 
 
 def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
-    """PARTs as needed, then START. Raises `OSError(E2BIG)`."""
+    """Return PARTs as needed, then START. Raise `OSError(E2BIG)`."""
     if len(body) > MAX_REQUEST_BYTES:
         raise OSError(
             errno.E2BIG, f"a request of {len(body)} bytes; at most {MAX_REQUEST_BYTES} fit"
@@ -231,7 +211,7 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
 
 
 def pack(layout: struct.Struct, *values: int) -> bytes:
-    """The numbers packed. Raises `ValueError` for an overflow."""
+    """Pack the numbers. Raise `ValueError` for an overflow."""
     try:
         return layout.pack(*values)
     except struct.error as error:
@@ -239,7 +219,6 @@ def pack(layout: struct.Struct, *values: int) -> bytes:
 
 
 def place(user: str, cwd: str, path: str, flags: int = 0) -> bytes:
-    """Flags, user, working directory and path: a file request's beginning."""
     if not path:
         raise ValueError("the path is empty")
     return _U32.pack(flags) + b"".join(
@@ -260,11 +239,8 @@ MAX_SIGNAL: Final = 64
 class Answer:
     """A frame of the connection itself.
 
-    Attributes:
-        errno, detail: of CONFIGURED, WATCHED and FROZEN; 0: it was done. FATAL has the detail.
-        done: what a restored guest says it has made new.
-        max_ops, stdin_window_bytes: WELCOME's limits: operations, and stdin before a CREDIT.
-        errors: of each file of a WATCH, 0 if watched.
+    CONFIGURED, WATCHED and FROZEN have `errno`, 0 for success; `errors` has one for each file
+    of a WATCH. `max_ops` and `stdin_window_bytes` are WELCOME's.
     """
 
     kind: FrameType
@@ -278,9 +254,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """A watched file, by its place in WATCH, was opened (`operation` 1) or read (2); 3: accesses of
-    any of them were lost.
-    """
+    """File `index` was opened (1) or read (2), or touches were lost (3)."""
 
     index: int
     operation: int
@@ -291,9 +265,7 @@ class Touched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """STARTED, with a read file's size or 0; an output stream's EOF, with its number; CREDIT, with
-    the bytes of stdin that the guest takes.
-    """
+    """STARTED has a file's size, EOF a stream, CREDIT granted bytes."""
 
     kind: FrameType
     op: int
@@ -302,8 +274,6 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Bytes of an output stream, within the host's credit and cap."""
-
     op: int
     stream: Stream
     content: bytes
@@ -311,8 +281,6 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The operation's last frame."""
-
     op: int
     outcome: Outcome
     flags: ResultFlag
@@ -330,14 +298,13 @@ _HINT: Final = "its cell is ended: open a new one; the run's ledger says what ca
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:
-    """Raise `ProtocolViolation` for a frame of this operation."""
     name = _NAMES.get(kind, f"type {kind:#04x}")
     where = f"channel, {name} of operation {op}" if op else f"channel, {name}"
     raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, hint=_HINT)
 
 
 class Payload:
-    """A cursor over one frame's payload. `ProtocolViolation`: too short."""
+    """A cursor over one payload; a short one is a `ProtocolViolation`."""
 
     __slots__ = ("_at", "_kind", "_op", "_raw")
 
@@ -346,7 +313,6 @@ class Payload:
         self._at = 0
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
         taken = self._raw[self._at : self._at + count]
         if len(taken) != count:
             self.violated(f"a payload of {len(self._raw)} bytes that should be longer")
@@ -354,28 +320,25 @@ class Payload:
         return taken
 
     def number(self, size: int) -> int:
-        """The next `size` bytes as a number."""
         return int.from_bytes(self.take(size), "little")
 
     def errno(self) -> int:
-        """A 4-byte number that may be an errno, or 0."""
         code = self.number(4)
         if code > MAX_ERRNO:
             self.violated(f"errno {code}")
         return code
 
     def text(self) -> str:
-        """A `str`; bytes that are no UTF-8 become `\\xNN`."""
+        """Return a `str`; bytes that are no UTF-8 become `\\xNN`."""
         count = self.number(4)
         if count > MAX_TEXT_BYTES:
             self.violated(f"a text of {count} bytes; at most {MAX_TEXT_BYTES} are allowed")
         return self.take(count).decode("utf-8", "backslashreplace")
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Raise `ProtocolViolation` if anything follows."""
         if self._at != len(self._raw):
             self.violated(f"a payload with {len(self._raw) - self._at} bytes too many")
 
     def violated(self, what: str) -> NoReturn:
-        """Raise `ProtocolViolation` for this frame."""
         violated(what, self._kind, self._op)

@@ -37,18 +37,19 @@ class PtySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
-    """One command, without a shell. With `env` and paths at most 4 MiB.
+    """One command, without a shell. With `env` and paths it has at most 4 MiB.
 
     Attributes:
         env: exactly these, besides the guest's HOME, USER, LOGNAME and SHELL from passwd.
-        cwd: `""` is the user's home. user: name, uid or `uid:gid`; `""` is root.
-        timeout_s: then the guest kills the command's whole tree; None is never.
-        max_stdout_bytes: more is dropped in the guest and counted; with a `pty` all is stdout.
+        cwd: `""` is the user's home.
+        user: a name, a uid or `uid:gid`; `""` is root.
+        timeout_s: the guest then kills the command's whole tree.
+        max_stdout_bytes: more is dropped in the guest and counted; a `pty` sends all as stdout.
         stdin: keep standard input open; else it is empty.
-        probe: the guest agent's own program, as confined as any; else not started, ENOENT.
-        alone: with `probe` only: ends the workload's processes first, or is not started, EBUSY.
-        service: as process 1 of a PID namespace, which later starts join; its output goes to a
-            file of the cell. Not with `pty`, `stdin` or `probe`.
+        probe: run the guest agent's own program, as confined as any; else ENOENT.
+        alone: end the workload's processes before a `probe`, or fail with EBUSY.
+        service: run as process 1 of a PID namespace, which later starts join. Its output
+            goes to a file of the cell. It has no `pty`, `stdin` or `probe`.
     """
 
     argv: Sequence[str | bytes]
@@ -70,12 +71,12 @@ def agent_request(
     user: str,
     **more: Any,  # noqa: ANN401 - as `ExecRequest` has them
 ) -> ExecRequest:
-    """A run of the guest agent's own program, with standard input."""
+    """Return a run of the guest agent's own program."""
     return ExecRequest(argv=argv, user=user, cwd="/", stdin=True, probe=True, **more)
 
 
 def exec_body(request: ExecRequest) -> bytes:
-    """The request of an exec. Raises `ValueError`, also for an invalid timeout."""
+    """Return the request of an exec. Raise `ValueError`."""
     if not request.argv:
         raise ValueError("argv is empty; name the program to run")
     if request.alone and not request.probe:
@@ -111,7 +112,7 @@ def exec_body(request: ExecRequest) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTexts:
-    """A command's output so far: what was kept, and the rest's size."""
+    """A command's output so far, and the size of the rest."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -120,12 +121,12 @@ class OutputTexts:
 
     @property
     def stdout_text(self) -> str:
-        """`stdout` as UTF-8 with U+FFFD for errors. The guest's word."""
+        """Return `stdout` as UTF-8 with U+FFFD for errors."""
         return self.stdout.decode("utf-8", "replace")
 
     @property
     def stderr_text(self) -> str:
-        """`stderr` as UTF-8, likewise."""
+        """Return `stderr` as UTF-8 with U+FFFD for errors."""
         return self.stderr.decode("utf-8", "replace")
 
 
@@ -136,14 +137,15 @@ class ExecOutput(OutputTexts):
     All but `host_limits` is the guest's word.
 
     Attributes:
-        returncode: as a shell's: the exit status, or 128 + the signal; 127: command not found,
-            126: not executable. code: the bare status or signal.
+        returncode: a shell's: the exit status, or 128 + the signal; 127: command not found,
+            126: not executable.
+        code: the bare status or signal.
         stdout, stderr: at most what was requested; `*_dropped_bytes` counts the rest.
-        timed_out: its tree was killed on timeout. killed: the host had its tree killed.
-        runs_on: a service's program that was let go. program_ended: it ended with this command.
-        host_limits: limits that the host saw hit. processes_full, disk_full: the guest agent.
+        timed_out, killed: its tree was killed on timeout, or by the host.
+        runs_on, program_ended: a service's program was let go, or ended with this command.
+        host_limits: limits that the host saw hit.
+        processes_full, disk_full: limits that the guest agent saw hit.
         not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
-        user: to run as.
     """
 
     returncode: int
@@ -166,18 +168,18 @@ class ExecOutput(OutputTexts):
 
     @property
     def success(self) -> bool:
-        """Ran, and ended with status 0."""
+        """Return True if it ran and ended with status 0."""
         return self.returncode == 0 and not self.timed_out
 
     def check(self) -> ExecOutput:
-        """Return this output. Raises `CommandError` if the command failed."""
+        """Return this output. Raise `CommandError` if the command failed."""
         if not self.success:
             raise CommandError(self)
         return self
 
     @property
     def limits_hit(self) -> tuple[str, ...]:
-        """The limits that fired: `exec_timeout`, `memory`, `output`, `processes`, `disk`."""
+        """Return what fired of `exec_timeout`, `memory`, `output`, `processes`, `disk`."""
         flags = {
             "exec_timeout": self.timed_out,
             "memory": self.out_of_memory,
@@ -190,7 +192,7 @@ class ExecOutput(OutputTexts):
 
     @property
     def why_not_started(self) -> str:
-        """One line for a person, or `""`. Escape it: `detail` is guest-controlled."""
+        """Return one line. Escape it: the guest controls `detail`."""
         if self.not_started_errno is None:
             return ""
         about = self.user if self.stage == "user" else self.detail
@@ -229,7 +231,6 @@ _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stag
 
 
 def captures(keep_bytes: int, keep: Keep = "head") -> Mapping[Stream, Capture]:
-    """Return what keeps so much of a command's output streams."""
     of = (Stream.STDOUT, Stream.STDERR)
     return {each: Capture(max_kept_bytes=keep_bytes, keep=keep, hashed=False) for each in of}
 
@@ -237,7 +238,6 @@ def captures(keep_bytes: int, keep: Keep = "head") -> Mapping[Stream, Capture]:
 def output_of(
     result: Result, kept: OutputTexts, *, is_overdue: bool = False, user: str = ""
 ) -> ExecOutput:
-    """The guest's RESULT of a command with its output."""
     code = result.code
     stdout_bytes, stderr_bytes = result.stdout_dropped_bytes, result.stderr_dropped_bytes
     failed = code if result.outcome not in (Outcome.EXITED, Outcome.SIGNALED) else None
@@ -264,7 +264,6 @@ def output_of(
 
 
 def file_error(result: Result, path: str) -> OSError:
-    """The errno's builtin error, with the path."""
     if result.outcome is Outcome.SIGNALED:
         if ResultFlag.OUT_OF_MEMORY in result.flags:
             return OSError(errno.ENOMEM, "the guest ran out of memory", path)

@@ -1,4 +1,4 @@
-"""Trees of files as records, in both directions. Pure: bytes in, entries out, and back.
+"""Trees of files as records, in both directions.
 
 An entered directory is followed by its entries and by a record that leaves it. So each name is one
 component, and nothing can be outside of the first entry.
@@ -41,7 +41,7 @@ _NS: Final = 1_000_000_000
 
 
 class RecordKind(IntEnum):
-    """The kinds of entries. `ENTER`: a directory, whose entries follow until its `LEAVE`."""
+    """`ENTER` is a directory whose entries follow until its `LEAVE`."""
 
     FILE = 1
     DIRECTORY = 2
@@ -53,9 +53,7 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRecord:
-    """One entry, as the guest says. `path`: below the one that is walked, "" for that itself; bytes
-    that are no UTF-8 are surrogate escapes.
-    """
+    """One entry, as the guest says; `path` begins at the walked one."""
 
     path: str
     kind: RecordKind
@@ -66,27 +64,24 @@ class TreeRecord:
 
     @property
     def name(self) -> str:
-        """The last component of the path."""
         return self.path.rpartition("/")[2]
 
 
 def encode(record: TreeRecord) -> bytes:
-    """A record without the file's contents; its time in whole seconds."""
+    """Return a record; its time is in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
     head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0)
     return _HEAD.pack(*head, len(name), len(link)) + name + link
 
 
 def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
-    """The maximum channel bytes of a walk of so many entries and bytes."""
     return max_bytes + (max_entries + 1) * (2 * _HEAD.size + _MAX_NAME_BYTES + _MAX_LINK_BYTES)
 
 
 class TreeReader:
-    """Takes a walk's bytes and gives records, and contents as `bytes` in pieces.
+    """Takes a walk's bytes; yields records, and contents as `bytes` in pieces.
 
-    A tree with contents is one file or a directory; `depth`: the most nested directories. Raises
-    `ProtocolViolation` for what our guest agent never sends, `OSError(E2BIG)` for too long paths.
+    Raise `ProtocolViolation` for what our agent never sends, `OSError(E2BIG)` for long paths.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -101,7 +96,7 @@ class TreeReader:
         self._begun = self._over = False
 
     def feed(self, data: bytes) -> Iterator[TreeRecord | bytes]:
-        """Yield what these bytes complete, before more are fed."""
+        """Yield what these bytes complete; exhaust it first."""
         self._pending += data
         while self._pending:
             if self._file_left:
@@ -115,7 +110,6 @@ class TreeReader:
                 return
 
     def finish(self) -> None:
-        """Check at the stream's end that the first entry is whole."""
         if self._pending or self._file_left or not self._over:
             _violated("a walk that ends early")
 
@@ -155,7 +149,6 @@ class TreeReader:
         return record
 
     def _path(self, kind: RecordKind, name: bytes) -> str:
-        """The path of an entry by the walk's position."""
         if kind is RecordKind.LEAVE:
             if name or not self._directories:
                 _violated("the end of a directory that was not entered")
@@ -175,7 +168,6 @@ class TreeReader:
         return path
 
     def _follow(self, record: TreeRecord) -> None:
-        """Update the walk's position and the guest's allowance."""
         first = (RecordKind.FILE, RecordKind.ENTER)
         skipped = self._contents and record.kind is RecordKind.DIRECTORY
         if skipped or (self._contents and not self._begun and record.kind not in first):
@@ -220,9 +212,7 @@ async def walk(
     max_bytes: int = 0,
     timeout_s: float | None = None,
 ) -> None:
-    """Hand what a path is (`depth` 0), a directory holds (1), or a tree, to `take`, as it comes.
-    Raises as `read_file`, and `OSError` with `E2BIG`.
-    """
+    """Hand the records to `take`. Raise as `read_file`, and `OSError(E2BIG)`."""
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
     cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
@@ -250,7 +240,7 @@ async def remove(
     recursive: bool,
     timeout_s: float | None = None,
 ) -> int:
-    """Remove a file, link or, with `recursive`, a directory; return its entry count."""
+    """Remove a path; return its entry count."""
     body = frames.place(user, cwd, path, int(recursive))
     async with client.operation(OpKind.REMOVE, body, timeout_s, stdout=_COUNT_BYTES) as operation:
         operation.kept = captures(_COUNT_BYTES)

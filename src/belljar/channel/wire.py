@@ -1,8 +1,7 @@
 """The host's end of the connection, without I/O: bytes to checked events, requests to bytes.
 
-The guest is hostile. `feed` accepts exactly what `design/channel.md` allows now; all else
-raises `ProtocolViolation`, now and later. Memory is bounded: one incomplete frame between two
-calls, and an operation's output by the credit and the caps that the host gave.
+`feed` accepts exactly what `design/channel.md` allows now. Memory is bounded: one incomplete frame
+between two calls, and an operation's output by the credit and the caps that the host gave.
 """
 
 from __future__ import annotations
@@ -35,14 +34,10 @@ _OF_CONNECTION: Final = {
 }
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
-# Numbers are never used again: an answer that comes late belongs to nobody.
-_OP_LIMIT: Final = (1 << 32) - 1
 
 
 @dataclass(slots=True)
 class _LiveOp:
-    """The host's memory of an operation, to check the guest's frames."""
-
     kind: OpKind
     stdin_open: bool
     stdin_credit: int
@@ -55,7 +50,7 @@ class _LiveOp:
 
 
 class HostConnection:
-    """One connection's state; its owner feeds it and sends returned bytes in order."""
+    """One connection's state. Sends of a dead operation return `b""`."""
 
     def __init__(self) -> None:
         self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
@@ -74,18 +69,16 @@ class HostConnection:
 
     @property
     def live_ops(self) -> int:
-        """Operations that have no RESULT yet."""
         return len(self._live)
 
     def stdin_credit(self, op: int) -> int:
-        """Bytes of stdin that may be sent; 0 after an end."""
         state = self._live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 
     # ---- guest → host
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[frames.GuestEvent]:
-        """Take received bytes; return completed events. Raises `ProtocolViolation`."""
+        """Take received bytes; return completed events. Raise `ProtocolViolation`."""
         if self._violation is not None:
             # A new exception each time: one that is raised again collects tracebacks.
             old = self._violation
@@ -308,16 +301,13 @@ class HostConnection:
     # ---- host → guest
 
     def send_hello(self, nonce: bytes) -> bytes:
-        """HELLO, once per connection, with a fresh random 16-byte nonce."""
-        if self._nonce is not None or len(nonce) != frames.NONCE_BYTES:
-            raise RuntimeError("HELLO is sent once, with a nonce of 16 bytes")
-        self._nonce = bytes(nonce)
-        return frames.frame(
-            FrameType.HELLO, 0, frames.PROTOCOL_VERSION.to_bytes(2, "little") + nonce
-        )
+        """Return HELLO, once, with a fresh random 16-byte nonce."""
+        self._nonce = nonce
+        version = frames.PROTOCOL_VERSION.to_bytes(2, "little")
+        return frames.frame(FrameType.HELLO, 0, version + nonce)
 
     def ask(self, kind: FrameType, payload: bytes) -> bytes:
-        """CONFIG, RENEW or FREEZE, with `frames`' payload; one of each at a time."""
+        """Return CONFIG, RENEW or FREEZE; one of each at a time."""
         answer = _ANSWERS[kind]
         is_renewed = self._renewed or kind is not FrameType.FREEZE
         self._in_order(holds=is_renewed and answer not in self._awaited)
@@ -326,14 +316,13 @@ class HostConnection:
         return message
 
     def send_ping(self, cookie: int) -> bytes:
-        """PING. Answers come in the order of the questions."""
+        """Return PING. Answers come in the order of the questions."""
         self._in_order()
         message = frames.frame(FrameType.PING, 0, cookie.to_bytes(8, "little"))
         self._pings.append(cookie)
         return message
 
     def send_watch(self, paths: Sequence[str], max_touches: int) -> bytes:
-        """WATCH of these files, which ends the previous one. `ValueError`: too many."""
         self._in_order()
         if len(paths) > frames.MAX_WATCHED_FILES:
             raise ValueError(f"{len(paths)} files; at most {frames.MAX_WATCHED_FILES}")
@@ -353,12 +342,8 @@ class HostConnection:
         stderr: int | None = None,
         stdin_open: bool = False,
     ) -> tuple[int, bytes]:
-        """A new operation's id, PARTs and START. `stdout`, `stderr`: byte limits."""
+        """Return a new operation's id and frames; streams have byte limits."""
         welcome = self._in_order(holds=self._renewed)
-        if len(self._live) >= welcome.max_ops:
-            raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
-        if self._next_op > _OP_LIMIT:
-            raise RuntimeError("this connection has used up its operation ids; open a new cell")
         op, window = self._next_op, welcome.stdin_window_bytes
         message = frames.request_frames(op, kind, body)
         caps = {int(frames.Stream.STDOUT): stdout, int(frames.Stream.STDERR): stderr}
@@ -368,11 +353,10 @@ class HostConnection:
             stdin_credit=window,
             caps_left={stream: cap for stream, cap in caps.items() if cap is not None},
         )
-        self._next_op += 1
+        self._next_op += 1  # never used again: an answer that comes late belongs to nobody
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
-        """Stdin, within `stdin_credit` and `MAX_DATA_BYTES`; `b""` when dead."""
         state = self._live.get(op)
         if state is None:
             return b""
@@ -385,7 +369,6 @@ class HostConnection:
         return message
 
     def send_eof(self, op: int) -> bytes:
-        """The end of stdin; `b""` when it has ended or the operation died."""
         state = self._live.get(op)
         if state is None or not state.stdin_open:
             return b""
@@ -393,7 +376,6 @@ class HostConnection:
         return frames.frame(FrameType.EOF, op, bytes((frames.Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
-        """Grant the guest these output bytes; `b""` for 0 or when dead."""
         state = self._live.get(op)
         if state is None or taken_bytes == 0:
             return b""
@@ -403,7 +385,6 @@ class HostConnection:
         return frames.frame(FrameType.CREDIT, op, taken_bytes.to_bytes(4, "little"))
 
     def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
-        """A signal, 1 to 64; `b""` when the operation died."""
         if not 1 <= signo <= frames.MAX_SIGNAL:
             raise ValueError(f"{signo} is not a signal; 1 to {frames.MAX_SIGNAL}")
         if op not in self._live:
@@ -412,7 +393,6 @@ class HostConnection:
         return frames.frame(FrameType.SIGNAL, op, bytes((signo, scope)))
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
-        """A terminal's size, each 1 to 65,535; `b""` when dead."""
         frames.check_size(rows, columns)
         size = struct.pack("<HH", rows, columns)
         return frames.frame(FrameType.RESIZE, op, size) if op in self._live else b""

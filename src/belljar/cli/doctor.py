@@ -1,4 +1,4 @@
-"""`belljar doctor`, `airgap` and `fleet`: what this host can do, and hints."""
+"""`belljar doctor`, `belljar airgap` and `belljar fleet`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ State = Literal["ok", "note", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table. `no` keeps cells from running."""
+    """One line of the table; `no` keeps cells from running."""
 
     what: str
     state: State
@@ -89,67 +89,61 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
 
 
 def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
-    """Check for a hold, and try the kill switch on a container."""
     from anyio import run
 
     from belljar.isolation.proofs import prove_switch
 
     if (held := read_hold(home)) is not None:
         yield Check("held", "no", str(held), RELEASE_HINT)
-    proven = [each for each in facts.runtimes if each.state.value == "proven"]
     if not prove:
         return
-    why = "no runtime starts a container to halt"
     try:
-        if proven:
-            trial = run(partial(prove_switch, proven[0], home=home))
-            if trial.works:
-                yield Check("kill switch", "ok", "works: halted a test container")
-            else:
-                what = f"could not halt a test container: {trial.reason}"
-                hint = "report this as a bug, with the output of `belljar doctor --json`"
-                yield Check("kill switch", "no", what, hint)
-            return
+        proven = [each for each in facts.runtimes if each.state is TrialState.PROVEN]
+        if not proven:
+            raise HostError("no runtime starts a container to halt")
+        trial = run(partial(prove_switch, proven[0], home=home))
     except (BelljarError, OSError) as error:
-        why = error.what if isinstance(error, BelljarError) else str(error)
-    yield Check("kill switch", "note", f"not tested: {why}", "see the tiers above")
+        yield Check("kill switch", "note", f"not tested: {error}", "see the tiers above")
+        return
+    if trial.works:
+        yield Check("kill switch", "ok", "works: halted a test container")
+    else:
+        what = f"could not halt a test container: {trial.reason}"
+        hint = "report this as a bug, with the output of `belljar doctor --json`"
+        yield Check("kill switch", "no", what, hint)
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
-    """The facts that decide what can run, as checks, the tiers first."""
     yield from _tiers(facts)
     yield from _virtualisation(facts)
     for tool in facts.tools:
-        needed = f" (needed: {tool.needed_min} or newer)" if tool.needed_min else ""
-        detail = f"{tool.version or 'unknown version'}{needed}, {tool.path}"
-        detail = detail if tool.path else f"missing{needed}"
+        detail = f"{tool.version or 'unknown version'}, {tool.path}" if tool.path else "missing"
+        if tool.needed_min:
+            detail += f" (needed: {tool.needed_min} or newer)"
         bad: State = "no" if tool.needed and tool.tier == "microvm" else "note"
         state: State = "ok" if tool.ok else bad
         yield Check(tool.name, state, f"{detail}; used for {tool.use}", tool.hint)
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """Return what each tier and `network` would run on here, or obstacles."""
     for tier in Tier:
         found = tuple(tier_obstacles(tier, facts))
         # The others replace nothing stronger.
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
             yield Check(f"tier {tier}", state, obstacle.what, obstacle.hint)
-        runtime = facts.runtime(tier.value)
         if found:
             continue
-        if runtime is None:
+        how, hint, runtime = "works: a guest booted under KVM", "", facts.runtime(tier.value)
+        state = "ok"
+        if runtime is not None:
+            how = f"works: {runtime.name} {runtime.version} ({runtime.path}) ran a test container"
+            if runtime.state is not TrialState.PROVEN:
+                state, hint = "note", runtime.hint
+                how = f"{runtime.name} {runtime.version} ({runtime.path}): {runtime.reason}"
+        elif facts.kvm.state is not TrialState.PROVEN:
             how = "can run, emulated; not tested before the first cell"
-            if facts.kvm.state.value == "proven":
-                how = "works: a guest booted under KVM"
-            yield Check(f"tier {tier}", "ok", how)
-            continue
-        name = f"{runtime.name} {runtime.version} ({runtime.path})"
-        if runtime.state.value == "proven":
-            yield Check(f"tier {tier}", "ok", f"works: {name} ran a test container")
-        else:
-            yield Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
+        yield Check(f"tier {tier}", state, how, hint)
     lacking = network_obstacles(facts)
     for obstacle in lacking:
         yield Check("ranges", "note", obstacle.what, obstacle.hint)
@@ -158,7 +152,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    kvm = facts.kvm
+    kvm, userns, ids, group = facts.kvm, facts.userns, facts.ids, facts.cgroup
     if kvm.state is TrialState.PROVEN:
         yield Check("KVM", "ok", "works: a guest booted under it")
     else:
@@ -166,15 +160,12 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         what = f"{state.get(kvm.state, 'not available')}: {kvm.reason.rstrip('.')}."
         detail = f"{what} MicroVM cells are emulated, and risk `critical` is refused."
         yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))
-    userns = facts.userns
     detail = userns.reason or "available"
     yield Check("user namespaces", "ok" if userns.available else "no", detail, userns.hint)
-    ids = facts.ids
     own = "each cell gets user and group ids of its own"
     if not facts.is_root:
         own = "subordinate user and group ids, shared by all cells of this user"
     yield Check("ids", "ok" if ids.available else "note", ids.reason or own, ids.hint)
-    group = facts.cgroup
     usable = ", ".join(group.controllers) or "none"
     detail = f"version {group.version.value}; usable controllers: {usable} {group.reason}".rstrip()
     hint = "follow the hints of the tiers above, or run as root" if group.reason else ""
@@ -182,7 +173,6 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
 
 def _store_checks(home: Path) -> list[Check]:
-    """Whether the store is writable and holds the kernel and default image."""
     # The store need not exist yet: then its nearest directory decides.
     place = next(path for path in (home, *home.parents) if path.exists())
     found = [Check("store", "ok", str(home))]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from belljar.cli import console
-from belljar.cli.ledger import expected_key, expected_run, new_file, run_path, write_lines
+from belljar.cli.ledger import judged, new_file, run_path, write_lines
 from belljar.errors import HostError, LedgerError
 from belljar.ledger import redaction
 from belljar.ledger.files import digest_file, open_beneath, open_directory
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 FORMATS: Final = ("jsonl", "timesketch", "ocsf", "otlp", "intoto", "cast", "pcap")
 # A player holds a whole recording in memory.
 _MAX_BODY_BYTES: Final = 16 << 20
-# Colours are kept in a replay; every other sequence could act on the terminal, or hide a line.
-_COLOUR: Final = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[2-4]|3[1-79]|9[1-7])(?:;(?=\d))?)*m)")
-_RESET: Final = "\x1b[0m"
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SEND_TIMEOUT_S: Final = 5.0  # of one request; a collector that hangs is tried again
 _GRACE_S: Final = 5.0  # after the run's end, for what is left
 
@@ -103,7 +101,7 @@ def export(
 def replay(run: str, place: str, idle_s: float) -> None:
     """Play a cell's commands and terminals in this terminal, with their pauses.
 
-    Colours are kept; whatever else could act on the terminal is shown as text.
+    Colours are left out; whatever else could act on the terminal is shown as text.
     """
     path = run_path(run)
     with console.reading(path):
@@ -122,20 +120,11 @@ def replay(run: str, place: str, idle_s: float) -> None:
 
 
 def _safe(text: str) -> str:
-    """Escape all but colours, lines and tabs."""
-    lines = re.split(r"\r\n|\n|\r", text)
-    pieces = (_COLOUR.split(line) for line in lines)
-    shown = "\n".join(
-        "".join(
-            each if _COLOUR.fullmatch(each) else printable(each, max_chars=1 << 20) for each in line
-        )
-        for line in pieces
-    )
-    return shown + _RESET if "\x1b" in shown else shown  # no colour goes on into our own lines
+    lines = re.split(r"\r\n|\n|\r", _COLOUR.sub("", text))
+    return "\n".join(printable(line, max_chars=len(line)) for line in lines)
 
 
 def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
-    """Return the lines of a format; each is written as JSON."""
     if kind != "cast":
         from belljar.export.ocsf import ocsf, timesketch
 
@@ -166,7 +155,6 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
 
 
 def _report_gaps(path: Path, *, is_followed: bool) -> None:
-    """Say what this run's export lacks. `is_followed`: until the run's end."""
     if (path / "units").is_dir():
         notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
         click.echo(notice, err=True)
@@ -177,7 +165,6 @@ def _report_gaps(path: Path, *, is_followed: bool) -> None:
 
 
 def _send(path: Path, endpoint: str) -> int:
-    """Send all spans; of a run that lasts, as they end."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -209,14 +196,10 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
 
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
     from belljar.export.statement import statement
-    from belljar.fleet.record import findings_of
-    from belljar.harness.evidence import stored_evidence
     from belljar.ledger.verification import Status
     from belljar.report.samples import collect
 
-    evidence = stored_evidence(
-        path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)
-    )
+    evidence, findings, _ = judged(path, run, fingerprint)
     checked = evidence.verification
     if checked is None or evidence.ledger is not Status.VERIFIED:
         click.echo(f"belljar: not signed: {printable(evidence.ledger_problem)}", err=True)
@@ -228,18 +211,17 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
             where=str(path),
             hint="export it on the host that made the run",
         )
-    found = collect(findings_of(path, evidence)[0])
-    if unsealed := found.get("unsealed_logs"):
+    if findings.unsealed_logs:
         raise HostError(
             "its verdict rests on a log outside of the record, which anybody may have changed",
-            where=printable(str(unsealed)[:200]),
+            where=printable(findings.unsealed_logs[0], max_chars=200),
             hint="only a run of `belljar run` has a statement",
         )
     logs = {}
     for log in sorted(path.glob("inspect/*")):  # as verified: all are in the manifest
         with log.open("rb") as file:
             logs[f"inspect/{log.name}"] = digest_file(file)[0]
-    signed = statement(checked.run_id or "", checked.root, logs, found, key)
+    signed = statement(checked.run_id or "", checked.root, logs, collect(findings), key)
     with new_file(output) as target:
         target.write(json.dumps(signed).encode() + b"\n")
         target.flush()

@@ -1,4 +1,4 @@
-"""`belljar image`: build, import, name, list, inspect and remove images."""
+"""`belljar image`."""
 
 from __future__ import annotations
 
@@ -125,7 +125,6 @@ def rm(ref: str) -> None:
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
-    """Its names, digest and size, or all of it."""
     if as_json:
         console.print_json(json_of(made))
         return

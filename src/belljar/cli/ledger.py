@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
@@ -31,9 +31,10 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from belljar.fleet.record import Shown
     from belljar.ledger.schema import BodyRef
+    from belljar.report.samples import RunFindings
+    from belljar.report.verdict import Evidence
 
 _T = TypeVar("_T")
 
@@ -141,7 +142,6 @@ MAX_SHOWN_BYTES: Final = 64 << 10
 
 
 def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
-    """The shown part of a body, and its problem or omission."""
     try:
         content = read_body(path, body, max_bytes=MAX_SHOWN_BYTES)
     except (OSError, LedgerError) as error:
@@ -152,7 +152,7 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
 
 @contextmanager
 def new_file(output: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a new private file, gone if the block fails."""
+    """Yield standard output, or a new private file, gone if the block fails."""
     if output is None:
         yield sys.stdout.buffer
         return
@@ -188,9 +188,9 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
 
 
 def expected_run(ref: str, path: Path) -> str | None:
-    """The id that the record must be of: the one typed, or the one that a directory is named by.
+    """Return the id that was typed, or that a directory is named by.
 
-    A copy by any other name may be of any run, and a path proves nothing.
+    A copy by any other name may be of any run.
     """
     is_path = "/" in ref or ref in {".", ".."}
     name = path.absolute().name if path.name else path.resolve().name
@@ -198,7 +198,6 @@ def expected_run(ref: str, path: Path) -> str | None:
 
 
 def run_path(ref: str) -> Path:
-    """The run directory. Raises `MisuseError`."""
     try:
         return find_run(belljar_home(), ref)
     except OSError as error:
@@ -206,8 +205,30 @@ def run_path(ref: str) -> Path:
         raise console.MisuseError(str(error), hint=hint) from error
 
 
+def judged(
+    path: Path,
+    ref: str,
+    fingerprint: str | None,
+    *,
+    logs: Sequence[Path] = (),
+    shown: Shown | None = None,
+) -> tuple[Evidence, RunFindings, list[str]]:
+    """Verify and judge a run; return evidence, findings, and a fleet's lines. Raises `OSError`."""
+    from belljar.fleet.record import findings_of
+    from belljar.harness.evidence import stored_evidence
+
+    evidence = stored_evidence(
+        path,
+        logs=[str(log.resolve()) for log in logs],
+        expected_key=expected_key(fingerprint)[0],
+        expected_run=expected_run(ref, path),
+        timelines=None if shown is None else shown.timelines,
+    )
+    return evidence, *findings_of(path, evidence, shown)
+
+
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
-    """The key to compare with, and its source."""
+    """Return the key to compare with, and its source."""
     if fingerprint is None:
         local = local_fingerprint(belljar_home())
         return local, "this host's key" if local else ""
@@ -218,6 +239,5 @@ def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
 
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
-    """Raises a usage error when there is no ledger."""
     with console.reading(f"{path}: no ledger to read"):
         yield from lines

@@ -1,4 +1,4 @@
-"""`belljar model`: weights, the server's image, and a model for people."""
+"""`belljar model`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from belljar.cli.console import key_option, log_option, notice, reading
-from belljar.cli.ledger import expected_key, expected_run, run_path
+from belljar.cli.ledger import judged, run_path
 from belljar.errors import BelljarError, HostError, LedgerError
 from belljar.ledger.files import LEDGER, is_being_written, open_directory, read_beneath
 from belljar.ledger.listing import read_body
@@ -62,7 +62,6 @@ def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Pa
 
 
 def page_path(run_dir: Path) -> Path:
-    """A page's place: in the store, outside the sealed run directory."""
     here = run_dir.resolve()
     home = belljar_home()
     if here.parent == (home / RUNS).resolve():
@@ -75,39 +74,29 @@ def page_path(run_dir: Path) -> Path:
 def make_page(
     path: Path, ref: str, logs: Sequence[Path] = (), fingerprint: str | None = None
 ) -> tuple[bytes, bool]:
-    """A run directory's page, and whether its record is reliable. Raises `Misuse`."""
-    from belljar.fleet.record import Shown, findings_of
-    from belljar.harness.evidence import stored_evidence
+    """Return the page, and whether its record is reliable. Raises `MisuseError`."""
+    from belljar.fleet.record import Shown
     from belljar.ledger.verification import Status
     from belljar.report.page import RunSource, page_facts, render
     from belljar.report.timeline import Timelines
-
-    timelines = Timelines()
-    with reading(path), reported_if_slow("reading the whole record for the report"):
-        # Asked before the record is read: a run that ends meanwhile may have lines that were not
-        # read.
-        is_running = is_being_written(path)
-        evidence = stored_evidence(
-            path,
-            logs=[str(log.resolve()) for log in logs],
-            expected_key=expected_key(fingerprint)[0],
-            expected_run=expected_run(ref, path),
-            timelines=timelines,
-        )
-        (host, versions), plans = _read_facts(path)
-    if evidence.verification is None:
-        raise ValueError("stored evidence is always verified")
 
     def keep(unit: Path) -> None:
         if len(plans) < MAX_PLANS:
             plans.update(_read_facts(unit)[1])
 
-    with reading(path):
-        findings, _ = findings_of(path, evidence, Shown(timelines, keep))
+    shown = Shown(Timelines(), keep)
+    with reading(path), reported_if_slow("reading the whole record for the report"):
+        # Asked before the record is read: a run that ends meanwhile may have lines that were not
+        # read.
+        is_running = is_being_written(path)
+        (host, versions), plans = _read_facts(path)
+        evidence, findings, _ = judged(path, ref, fingerprint, logs=logs, shown=shown)
+    if evidence.verification is None:
+        raise ValueError("stored evidence is always verified")
     source = RunSource(
         verification=evidence.verification,
         read=lambda body, size: read_body(path, body, max_bytes=size),
-        timelines=timelines,
+        timelines=shown.timelines,
         plans=plans,
         host=host,
         versions=versions,
@@ -147,7 +136,7 @@ def write_page(target: Path, page: bytes) -> None:
 
 
 def report_of_run(path: Path) -> Path | None:
-    """Write the page of an ended run. A failure is told only."""
+    """Write the page of an ended run. A failure is only reported."""
     try:
         target = page_path(path)
         write_page(target, make_page(path, path.name)[0])
@@ -164,7 +153,7 @@ def report_of_run(path: Path) -> Path | None:
 def _read_facts(path: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return host and versions, and the plans by the digests of their policies. Raises `OSError`.
 
-    What can't be read, as a link or a file too large, is empty: the verification names it.
+    What can't be read is empty: the verification names it.
     """
     import hashlib
     import json

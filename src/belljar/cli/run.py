@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from belljar.cli import console
-from belljar.cli.ledger import expected_key, expected_run, run_path
+from belljar.cli.ledger import judged, run_path
 from belljar.cli.report import report_of_run
 from belljar.dataclass import json_of
 from belljar.errors import breach_stands
@@ -148,13 +148,7 @@ def verdict(
     """
     path = run_path(run)
     with console.reading(path), reported_if_slow(LOADING):
-        from belljar.fleet.record import findings_of
-        from belljar.harness.evidence import stored_evidence
-
-        key, named = expected_key(fingerprint)[0], expected_run(run, path)
-        found = [str(log.resolve()) for log in logs]
-        evidence = stored_evidence(path, logs=found, expected_key=key, expected_run=named)
-        findings, more = findings_of(path, evidence)
+        _, findings, more = judged(path, run, fingerprint, logs=logs)
     with breach_stands(findings.verdict, hint="see its findings.json"):
         if as_json:
             console.print_json({"run_dir": str(path), **collect(findings)})

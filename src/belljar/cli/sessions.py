@@ -85,7 +85,7 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Rows and columns; 24 × 80 if unknown."""
+    """Return rows and columns; 24 × 80 if unknown."""
     with suppress(OSError):
         size = os.get_terminal_size(0)
         # A serial console may report 0 × 0.
@@ -95,7 +95,6 @@ def _terminal_size() -> tuple[int, int]:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """The terminal's own settings are restored afterwards."""
     if not sys.stdin.isatty():
         yield
         return
@@ -151,10 +150,9 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
 
 
 async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
-    """Relay until the cell's owner reports how the command ended; returns that report.
+    """Relay until the cell's owner reports how the command ended; return that report.
 
-    What the owner doesn't take, or can't any more, keeps nobody from hearing it. `opening`: sent
-    first.
+    `opening`: sent first.
     """
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
     sending = anyio.Lock()

@@ -1,12 +1,10 @@
-"""`belljar setup` and `bundle`: prepares this host, or another without a network."""
+"""`belljar setup` and `belljar bundle`."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,9 +16,8 @@ import click
 
 from belljar.cli import console
 from belljar.errors import HostError, PolicyError
-from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
-from belljar.image.apt import AptSource, debian_sources, host_sources, kernel_sources
-from belljar.image.config import debian_arch
+from belljar.host.tools import MAPPERS, Tool, tool_facts, tools_for
+from belljar.image.build import AptSource, debian_sources, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged
@@ -35,23 +32,14 @@ BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _BACKPORTS: Final = "bookworm-backports"
 # Debian 12 and the suites that have everything new enough themselves
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
-_VERSION: Final = re.compile(r"version (\d{1,6}\.\d{1,6})")
+# Packages that are too old in Debian 12, or lacking.
+_NEWER: Final = frozenset({"qemu-system-x86", "qemu-system-arm", "runsc"})
 # Carries a step out; its argument takes a line for each stage.
 Act = Callable[[Callable[[str], None]], object]
 
 
-class Need(NamedTuple):
-    """A tool: command, Debian's package, what for."""
-
-    command: str
-    package: str
-    use: str
-    backports: bool = False
-    needed_min: str = ""
-
-
 class Step(NamedTuple):
-    """One thing to do; `command` does the same by hand."""
+    """One thing to do, which `command` does by hand."""
 
     title: str
     command: str
@@ -99,23 +87,23 @@ def setup(*, yes: bool) -> int:
 
 
 def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
-    """The steps to a ready host, and what they leave missing. Raises `HostError`."""
+    """Return the steps, and what they leave missing."""
     sources, steps, problem, release = host_sources(), list[Step](), None, _release()
     codename = release.get("VERSION_CODENAME", "")
-    missing = [need for need in needs(debian_arch()) if not _is_there(need)]
-    tools = (f"{n.command}{f' ≥ {n.needed_min}' * bool(n.needed_min)} ({n.use})" for n in missing)
+    missing = _missing(home)
+    packages = sorted({tool.package for tool in missing})
+    tools = (f"{n.name}{f' ≥ {n.needed_min}' * bool(n.needed_min)} ({n.use})" for n in missing)
     named = f"missing: {', '.join(tools)}"
     if missing and (release.get("ID") != "debian" or codename not in _SUITES):
         this = release.get("PRETTY_NAME") or platform.system()
         what = f"{named}; packages are installed on Debian 12 or 13, and this is {this}"
-        packages = " ".join(need.package for need in missing)
-        hint = f"install them, by Debian's names: {packages}\nthen run `belljar setup` again"
+        hint = f"install them, by Debian's names: {' '.join(packages)}\nthen run `belljar setup`"
         return [], HostError(what, where="setup", hint=hint)
     if missing:
         line = install_line(missing, codename, sources)
         if os.geteuid() == 0:
-            title = f"Install {', '.join(sorted(need.package for need in missing))}"
-            steps.append(Step(title, line, partial(_install, home, line)))
+            step = Step(f"Install {', '.join(packages)}", line, partial(_install, home, line))
+            steps.append(step)
         else:
             problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
     making = list[Step]()
@@ -124,7 +112,7 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
         kernel = partial(_fetch_kernel, home, codename or "bookworm")
         making.append(Step(title, "belljar setup", kernel))
     # Root's step installs both first; an ordinary user can build only where they are.
-    can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
+    can_build = problem is None or not {"mmdebstrap", "squashfs-tools"} & {*packages}
     if can_build and Store(home).missing("default") is not None:
         build = partial(_build_image, home)
         making.append(Step("Build the image default", "belljar image build default", build))
@@ -133,29 +121,26 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     return [*steps, *making], problem
 
 
-def needs(debian_arch: str) -> tuple[Need, ...]:
-    """Every tool for this architecture."""
-    is_arm = debian_arch == "arm64"
-    qemu = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
-    package = "qemu-system-arm" if is_arm else "qemu-system-x86"
+def needs(arch: str) -> tuple[Tool, ...]:
     return (
-        Need(qemu, package, "microVM cells", backports=True, needed_min=QEMU_MIN),
-        Need("runc", "runc", "container cells"),
-        Need("runsc", "runsc", "gVisor cells", backports=True),
-        Need("nft", "nftables", "ranges' packet rules"),
-        Need("mmdebstrap", "mmdebstrap", "building images"),
-        Need("sqfstar", "squashfs-tools", "packing images"),
-        Need("skopeo", "skopeo", "importing images"),
-        Need("newuidmap", "uidmap", "cells of ordinary users"),
-        Need("buildah", "buildah", "building images from Dockerfiles"),
+        *tools_for(arch),
+        Tool("runc", "runc", "container cells"),
+        Tool("runsc", "runsc", "gVisor cells"),
+        *(Tool(name, "uidmap", "cells of ordinary users") for name in MAPPERS),
     )
 
 
-def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSource]) -> str:
-    """The shell command that installs them on Debian. Pure."""
+def _missing(home: Path) -> list[Tool]:
+    wanted = needs(platform.machine())
+    facts = tool_facts(wanted, home / "facts" / "tools.json")
+    return [tool for tool, fact in zip(wanted, facts, strict=True) if not fact.ok]
+
+
+def install_line(missing: Sequence[Tool], codename: str, sources: Sequence[AptSource]) -> str:
     apt, commands = "apt-get -q -y", list[str]()
-    newer = sorted(n.package for n in missing if n.backports and codename == "bookworm")
-    plain = sorted({need.package for need in missing} - {*newer})
+    wanted = {tool.package for tool in missing}
+    newer = sorted(wanted & _NEWER if codename == "bookworm" else ())
+    plain = sorted(wanted - {*newer})
     if newer and not any(_BACKPORTS in each.suites for each in sources):
         suite = AptSource(debian_sources(sources, "bookworm")[0].uri, (_BACKPORTS,))
         text = shlex.quote(suite.deb822().replace("\n", "\\n"))
@@ -170,7 +155,6 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
 
 
 def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
-    """Run a line of apt's; a log has what it prints."""
     log = home / "setup.log"
     log.write_text("")
     log.chmod(0o600)
@@ -198,18 +182,10 @@ def _release() -> dict[str, str]:
 
 
 def _has_kernel(home: Path) -> bool:
-    """A kernel without the modules that guests need now counts as missing."""
+    """Return false for one without the modules needed now."""
     with suppress(HostError):
         return current_kernel(home).wanted == REQUIRED_MODULES
     return False
-
-
-def _is_there(need: Need) -> bool:
-    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    if path is None or not need.needed_min:
-        return path is not None
-    match = _VERSION.search(ask_text(path, ("--version",)))
-    return match is not None and at_least(match[1], need.needed_min)
 
 
 # --- bundle
@@ -272,15 +248,15 @@ def create(
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
         raise console.MisuseError(f"{others[0]} has no block `model`")
     of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
-    tools = [need for need in needs(debian_arch()) if need.command != "buildah"]
+    tools = {tool.package for tool in needs(platform.machine())} - {"buildah"}
     contents = Contents(
         images=(
             *("default", *images, *(image for cell in cells for image in cell.images), *of_task),
             # A run looks at the bases of what was built to see that it is up to date
             *(base for each in builds for base in _bases(each)),
         ),
-        packages=(*_BASE, *(need.package for need in tools if not need.backports)),
-        newer=tuple(need.package for need in tools if need.backports),
+        packages=(*_BASE, *sorted(tools - _NEWER)),
+        newer=tuple(sorted(tools & _NEWER)),
         weights=tuple(cell.model.weights.sha256 for cell in cells if cell.model),
         lock=root / "requirements.lock",
         checkout=root,
@@ -312,7 +288,7 @@ def create(
 
 
 def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[ServiceBuild]]:
-    """The images and builds of all samples of a task, which is loaded but not run.
+    """Return the images and builds of all samples of a task, which is loaded but not run.
 
     Its changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
     `ContainmentBreach` when another sandbox provider was about to be used.
@@ -339,8 +315,7 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
 
 
 def _bases(build: ServiceBuild) -> tuple[str, ...]:
-    """The images that a Dockerfile starts from, if it can be read."""
-    from belljar.image.stages import MAX_BYTES, base_images
+    from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
 

@@ -1,7 +1,4 @@
-"""Reads compose files: names, the task's files, `include`, and what is built.
-
-A compose file names files of its task below one root, and nothing else of this host: the Python
-package that it is in (tasks of a package share files), else its own directory.
+"""Reads compose files, which name files of their task below one root, and no others here.
 
 Source: compose-spec 04-version-and-name.md, 14-include.md, build.md.
 """
@@ -26,7 +23,7 @@ from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from belljar.policy.yaml_tree import Problem
 
 # Belljar's image for tasks that name none, or the one of Inspect's Docker provider.
 GENERIC_IMAGE: Final = "inspect"
@@ -36,38 +33,29 @@ GENERIC_DETAIL: Final = (
     "3.11, as root in `/`, without a browser and that image's tool server"
 )
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
-# The key of the directory that a parsed file was read from.
-DIRECTORY_KEY: Final = "x-belljar-directory"
-# The key of an included file's directory, from the root, in each of its services.
-HOME_KEY: Final = "x-belljar-home"
-# Each is a cell of the sample's range.
-MAX_SERVICES: Final = 64
-# The largest of inspect_evals has 3 KiB.
-MAX_BYTES: Final = 128 << 10
-# Of any further file.
-MAX_TEXT_BYTES: Final = 256 << 10
-# Included in one compose file, repeats counted: theagentcompany's have five at most.
-MAX_INCLUDES: Final = 32
+DIRECTORY_KEY: Final = "x-belljar-directory"  # of the directory that a parsed file was read from
+HOME_KEY: Final = "x-belljar-home"  # an included file's directory, in each of its services
+MAX_SERVICES: Final = 64  # each is a cell of the sample's range
+MAX_BYTES: Final = 128 << 10  # the largest of inspect_evals has 3 KiB
+MAX_TEXT_BYTES: Final = 256 << 10  # of any further file
+MAX_INCLUDES: Final = 32  # repeats counted: theagentcompany's have five at most
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
-# What Compose keeps of a project's name.
-_PROJECT: Final = re.compile(r"[a-z0-9_-]")
+_PROJECT: Final = re.compile(r"[a-z0-9_-]")  # what Compose keeps of a project's name
 # A file that has them may be quoted in an error: any other may hold a secret.
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
-# Directories and roots of the files read so far.
-READ_HERE: Final[set[str]] = set()
-# Directories above a compose file that are looked at for its package.
-_MAX_ABOVE: Final = 8
+READ_HERE: Final[set[str]] = set()  # directories and roots of the files read so far
+_MAX_ABOVE: Final = 8  # directories above a compose file that are looked at for its package
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """A root, and the start directory of written paths."""
+    """Written paths begin in `directory`, below the root."""
 
     root: Path
     directory: str = "."
 
     def path(self, written: str) -> str:
-        """A written path, from the root. Raises `ValueError`."""
+        """Return a written path from the root. Raises `ValueError`."""
         if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
             raise ValueError(OUTSIDE_TASK)
         found = posixpath.normpath(posixpath.join(self.directory, written))
@@ -76,12 +64,11 @@ class TaskFiles:
         return found
 
     def of(self, service: Mapping[str, Any]) -> TaskFiles:
-        """The same root, with the service file's directory."""
         home = service.get(HOME_KEY)
         return self if home is None else TaskFiles(self.root, str(home))
 
     def read_text(self, path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-        """A text of at most `max_bytes`. Raises `OSError`, `ValueError`."""
+        """Return a text. Raises `OSError`, `ValueError`."""
         # One byte more than is accepted shows that the file is longer.
         content = read_regular(self.root, path, max_bytes + 1)
         if len(content) > max_bytes:
@@ -94,10 +81,7 @@ class TaskFiles:
 
 
 def files_of(directory: Path) -> TaskFiles:
-    """The files of the task whose compose file is here.
-
-    Raises `PolicyError` for the home directory and `/`.
-    """
+    """Raises `PolicyError` for the home directory and `/`."""
     own = directory.resolve()
     # As a root, either would open all of it to a compose file.
     barred = {Path("/"), Path.home().resolve()}
@@ -116,14 +100,12 @@ def files_of(directory: Path) -> TaskFiles:
 
 
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The parsed file with its directory, whose files it may name."""
     own = directory.resolve()
     READ_HERE.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
-    """A parsed file's task files, if it has a directory."""
     directory = document.get(DIRECTORY_KEY)
     return files_of(Path(directory)) if isinstance(directory, str) and directory else None
 
@@ -132,55 +114,40 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
 
 
 def is_compose_name(config: str) -> bool:
-    """Return True if Inspect takes the file for compose."""
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
 
 
 def is_dockerfile_name(config: str) -> bool:
-    """Return whether Inspect takes the file for a Dockerfile."""
     path = Path(config)
     return "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}
 
 
 def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if any."""
     # A broken link counts: it is reported, and the next name is not read in its place.
     return next(filter(os.path.lexists, map(directory.joinpath, COMPOSE_NAMES)), None)
 
 
-def as_document(config: BaseModel) -> dict[str, Any]:
-    """Inspect's `ComposeConfig` as a file, which has no directory."""
-    document = config.model_dump(by_alias=True, exclude_none=True)
-    # A task's own words must not name a directory to read files from.
-    document.pop(DIRECTORY_KEY, None)
-    return document
-
-
 class NotReadError(ValueError):
-    """The text is not read, as the message says. `line` counts from 1."""
+    """The text can't be read; `line` counts from 1."""
 
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(": ".join(filter(None, (problem.field, problem.message))))
+        self.line = problem.mark.line
 
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
-    """Return a text's one document, if any. Raises `NotReadError`."""
+    """Raises `NotReadError`."""
     from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text, is_compose=True)
     for problem in tree.problems:
-        message = f"{problem.field}: {problem.message}" if problem.field else problem.message
-        raise NotReadError(message, problem.mark.line)
+        raise NotReadError(problem)
     return tree.value
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A parsed compose file with its `include`, directory and names of images.
-
-    Raises `PolicyError` for anything but a regular file of at most `MAX_BYTES` of readable YAML.
-    """
+    """Read a file and its `include`. Raises `PolicyError`."""
     where, why, content = printable(str(path)), "", ""
     try:
         content = TaskFiles(path.parent).read_text(path.name, MAX_BYTES)
@@ -199,11 +166,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Name the images of services with `build` alone: `PROJECT-SERVICE`. Pure.
-
-    As `docker compose build` does (compose-go's `NormalizeProjectName`, compose's
-    `GetImageNameOrDefault`), with a tag for another Dockerfile, arguments or a target.
-    """
+    """Name images as Docker does, `PROJECT-SERVICE`; other Dockerfiles get tags."""
     services = document.get("services")
     name = document.get("name") or directory
     # A name with a reference isn't known before a sample is.
@@ -220,7 +183,6 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def dockerfile_document(path: Path) -> dict[str, Any]:
-    """Inspect's compose file of a Dockerfile alone."""
     directory = path.parent.resolve()
     service = {
         "build": {"context": ".", "dockerfile": path.name},
@@ -250,7 +212,7 @@ def _tag(build: object) -> str:
 
 
 def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The services by name. Raises `CannotKeepError`: none, or too many."""
+    """Raises `CannotKeepError` for no services, or too many."""
     written = mapping(document.get("services"), "services")
     if not 0 < len(written) <= MAX_SERVICES:
         number = f"{len(written):,} services; at most {MAX_SERVICES}" if written else "no services"
@@ -262,7 +224,6 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, Any]:
-    """The file with its includes; conflicting definitions are refused."""
     whole = _at_home({key: value for key, value in document.items() if key != "include"})
     items = each(document.get("include") or [])
     if len(items) > MAX_INCLUDES:
@@ -294,7 +255,6 @@ def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, A
 
 
 def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
-    """The file with `home` in each service, and without other `HOME_KEY`s."""
     if not isinstance(services := document.get("services"), Mapping):
         return document
     placed: dict[Any, Any] = dict(services)
@@ -309,7 +269,7 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
 
 
 def image_of(name: str) -> str:
-    """The image of a service's `image`, "" for none. Raises `ValueError`."""
+    """Return a store's image, or "". Raises `ValueError`."""
     if not name or IMAGE_ID.fullmatch(name):
         return name
     reference = parse_reference(name)
@@ -319,7 +279,7 @@ def image_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build; paths are below `root`. `inline`: a Dockerfile's text."""
+    """Paths are below `root`; `inline` is a text."""
 
     image: str
     root: str
@@ -331,7 +291,7 @@ class ServiceBuild:
 
 
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
-    """The builds of the services. Raises `CannotKeepError`."""
+    """Raises `CannotKeepError`."""
     root, found = files_named_by(document), list[ServiceBuild]()
     for name, service in services_of(document).items():
         image, written = text(service.get("image") or ""), service.get("build")

@@ -1,10 +1,6 @@
-"""`$` references in a compose file's values, and files of variables. Pure.
+"""`$` references and files of variables, without this host's environment. Pure.
 
-Only a sample's metadata has values, named `SAMPLE_METADATA_<KEY>` by Inspect. This host's
-environment is never read: any other variable has its default, and without one the file is refused.
-
-Source: compose-spec 12-interpolation; docs.docker.com/compose/how-tos/environment-variables/
-variable-interpolation, `.env` file syntax.
+Source: compose-spec 12-interpolation; Docker's docs on interpolation, `.env` file syntax.
 """
 
 from __future__ import annotations
@@ -35,21 +31,16 @@ _OF_METADATA: Final = re.compile(
     rf"\$(?:(?P<dollar>\$)(?=\{{?{_OURS})|(?P<plain>{_OURS})"
     rf"|\{{(?P<name>{_OURS})(?:(?P<operator>:?-)(?P<word>[^{{}}]*))?\}}|(?P<odd>(?!)))"
 )
-# What it would take for a reference: it is escaped there.
-_METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")
+_METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")  # what would be a reference, and is escaped
 # Of a line of such a file, after a blank or at a value's beginning.
 _COMMENT: Final = re.compile(r"\s#|^#")
 _ODD: Final = {"'": {"'"}, '"': {'"', "\\", "$"}, "": {"'", '"', "\\", "$"}}
-# Of all inserted text.
-MAX_CHARACTERS: Final = 1 << 20
-# Of all of a service's files of variables.
-MAX_VARIABLES: Final = 1024
+MAX_CHARACTERS: Final = 1 << 20  # of all inserted text
+MAX_VARIABLES: Final = 1024  # of all of a service's files of variables
 
 
 @dataclass
 class _Reading:
-    """One pass over a file, with a sample's `variables`."""
-
     variables: Mapping[str, str]
     blanks: bool = False
     what: str = "its compose file"
@@ -59,7 +50,6 @@ class _Reading:
     put_chars: int = 0
 
     def put(self, found: re.Match[str]) -> str:
-        """The text for a reference. Raises `CannotKeepError`."""
         if found["odd"]:
             shown = printable(found.string[found.start() :], max_chars=60)
             why = "write `$NAME`, `${NAME}` or `${NAME:-default}`"
@@ -98,7 +88,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """A file without references; `shaping`: metadata used outside `environment`."""
+    """`shaping`: metadata used outside `environment`."""
 
     document: dict[str, Any]
     shaping: frozenset[str]
@@ -108,11 +98,9 @@ class Interpolated:
 def interpolate(
     document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
 ) -> Interpolated:
-    """Replace every reference in the values of a parsed file; keys stay.
+    """Replace all references. Raises `CannotKeepError` for one without a value or default.
 
-    `blanks`: no sample is known yet, so missing metadata in `environment` is empty text.
-
-    Raises `CannotKeepError` for an unset variable without a default, and what is no reference.
+    `blanks`: no sample is known yet, so missing metadata in `environment` is empty.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -125,21 +113,18 @@ def interpolate(
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file names anywhere."""
+    """Return all metadata that a file names."""
     return frozenset(re.findall(_OURS, json.dumps(document, default=str, skipkeys=True)))
 
 
 def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Replace a sample's metadata in a policy's `env`; other dollar signs are left.
-
-    Raises `CannotKeepError`.
-    """
+    """Replace only metadata. Raises `CannotKeepError`."""
     reading = _Reading(variables, what="its `env`")
     return {name: _OF_METADATA.sub(reading.put, value) for name, value in env.items()}
 
 
 def literal(value: str) -> str:
-    """A text escaped for a policy's `env`."""
+    """Escape a text for a policy's `env`."""
     return _METADATA.sub("$$", value)
 
 
@@ -157,11 +142,7 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
 
 
 def read_dotenv(text: str) -> dict[str, str | None]:
-    """A file's variables; None without a value. Raises `ValueError`.
-
-    A value is plain or in quotes, in one line. Escapes, and references, which Compose would fill
-    from this host's environment, are refused.
-    """
+    """Raises `ValueError` for references and escapes."""
     found: dict[str, str | None] = {}
     for number, line in enumerate(text.split("\n"), 1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")

@@ -1,6 +1,4 @@
-"""Converts the keys of a service, by the table `KEYS`, which has all of Compose's. Pure.
-
-The reference page "Compose keys" is generated from it.
+"""Converts a service's keys by the table `KEYS`, which has all of Compose's. Pure.
 
 Source: compose-spec schema/compose-spec.json, `definitions.service`.
 """
@@ -18,7 +16,7 @@ from belljar.compose.document import (
     image_of,
 )
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, TMPFS, Refusals, refusal
+from belljar.compose.values import GATEWAY, Refusals, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
@@ -36,17 +34,12 @@ _CALLS: Final = ", ".join(DEBUGGER_CALLS)
 
 @dataclass
 class Converted:
-    """One service as a cell: policy fields, program, what its files hold, what differs.
-
-    `home`: the files that its paths name; None: its file has no directory.
-    """
+    """`home` None: its file has no directory."""
 
     service: str
     model: Service = field(default_factory=Service)
     home: TaskFiles | None = None
     words: dict[str, Any] = field(default_factory=dict)
-    program: dict[str, Any] = field(default_factory=dict)
-    health: dict[str, Any] | None = None
     hosts: list[tuple[str, str]] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     files: list[TaskFile] = field(default_factory=list)
@@ -56,33 +49,21 @@ class Converted:
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
         return f"service {self.service}"
 
-    def note(self, kind: DifferenceKind, key: str, detail: str) -> None:
-        """Note a key whose service differs."""
+    def note(self, key: str, detail: str, kind: DifferenceKind = DifferenceKind.CHANGED) -> None:
         fact = Difference(kind=kind, where=self.where, key=key, detail=detail)
         self.differences.append(fact)
 
-    def changed(self, key: str, detail: str) -> None:
-        """Note a key that is kept in another form."""
-        self.note(DifferenceKind.CHANGED, key, detail)
-
-    def dropped(self, key: str, detail: str) -> None:
-        """Note a dropped key, which costs the model nothing."""
-        self.note(DifferenceKind.DROPPED, key, detail)
-
     def granted(self, key: str, detail: str, **rights: object) -> None:
-        """Note a right, in a policy's words."""
         self.add("rights", **rights)
-        self.note(DifferenceKind.GRANTED, key, detail)
+        self.note(key, detail, DifferenceKind.GRANTED)
 
     def add(self, section: str, **fields: object) -> None:
-        """Set fields of a section of the policy."""
         self.words[section] = {**self.words.get(section, {}), **fields}
 
     def add_file(self, file: TaskFile, tree: Tree) -> None:
-        """Add a copy. Raises `ValueError`: too many files or bytes."""
+        """Raises `ValueError` for too many files or bytes."""
         self.entries += len(tree.entries)
         self.total_bytes += tree.total_bytes
         if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
@@ -96,7 +77,7 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key's fate; None: it is kept, or `convert` decides."""
+    """`fate` None: it is kept, or converted."""
 
     fate: DifferenceKind | None = None
     why: str = ""
@@ -106,7 +87,7 @@ class Key:
 def read_service(
     name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
 ) -> Converted:
-    """Convert a service; keys beyond cells go to `refused`."""
+    """`refused` gets the keys that no cell can keep."""
     where, home = f"service {name}", files.of(written) if files is not None else None
     found: dict[str, Key] = {}
     for key, value in written.items():
@@ -125,15 +106,13 @@ def read_service(
     for key, known in found.items():
         value = getattr(model, key) if key in valued else written[key]
         if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and value:
-            converted.note(known.fate, key, known.why)
+            converted.note(key, known.why, known.fate)
         elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 known.convert(value, converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
-        hint = "`belljar image import docker-daemon:NAME`, and write `image: NAME`"
-        refused.add(
-            where, "build", "a cell does not build images", hint=f"build it elsewhere, {hint}"
-        )
+        hint = "build it elsewhere, `belljar image import docker-daemon:NAME`, write `image: NAME`"
+        refused.add(where, "build", "a cell does not build images", hint=hint)
     return converted
 
 
@@ -146,14 +125,9 @@ def _image(name: str, converted: Converted) -> None:
     except ValueError as error:
         raise refusal(converted.where, "image", str(error)) from None
     if image == GENERIC_IMAGE != name:
-        converted.changed("image", GENERIC_DETAIL)
+        converted.note("image", GENERIC_DETAIL)
     if image:
         converted.words["image"] = image
-
-
-def _build(_value: object, converted: Converted) -> None:
-    why = "built by `belljar image build`, without network, unless the store has its image"
-    converted.changed("build", why)
 
 
 def _word(name: str) -> Convert:
@@ -163,12 +137,12 @@ def _word(name: str) -> Convert:
 def _resource(name: str, key: str) -> Convert:
     def convert(value: Any, converted: Converted) -> None:  # noqa: ANN401 - a number or a size
         if value is None:
-            converted.changed(key, "a cell always has a limit: the policy's")
+            converted.note(key, "a cell always has a limit: the policy's")
             return
         # Rounded up: half a processor becomes one, not none.
         whole = -int(-value // 1) if name == "cpus" else value
         if whole != value:
-            converted.changed(key, f"a cell has whole processors: {value:g} becomes {whole}")
+            converted.note(key, f"a cell has whole processors: {value:g} becomes {whole}")
         converted.add("resources", **{name: whole})
 
     return convert
@@ -177,7 +151,7 @@ def _resource(name: str, key: str) -> Convert:
 def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
     if left_out := sorted(name for name, item in pairs.items() if item is None):
         why = "this host's environment is not read: variables without a value are not set"
-        converted.changed("environment", f"{why} ({', '.join(left_out)})")
+        converted.note("environment", f"{why} ({', '.join(left_out)})")
     converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
 
 
@@ -193,14 +167,14 @@ def _init(value: object, converted: Converted) -> None:
     words = [*(converted.model.entrypoint or ()), *(converted.model.command or ())]
     if value and not (words and is_idle(words)):
         why = "nothing reaps orphans for a program; in tier microvm it gets those of commands too"
-        converted.changed("init", why)
+        converted.note("init", why)
 
 
 def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
     for name, address in pairs:
         if address == GATEWAY:
             why = f"{name} has no address: a cell does not reach the host"
-            converted.dropped("extra_hosts", why)
+            converted.note("extra_hosts", why, DifferenceKind.DROPPED)
         else:
             converted.hosts.append((name, address))
 
@@ -218,7 +192,11 @@ def _security_opt(options: list[str], converted: Converted) -> None:
             why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}"
             converted.granted("security_opt", why, seccomp="unconfined")
         elif name in ("label", "apparmor", "seccomp"):
-            converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
+            converted.note(
+                "security_opt",
+                f"{option}: a cell's programs have its own filter",
+                DifferenceKind.DROPPED,
+            )
         elif (name, rest) != ("no-new-privileges", "false"):  # Docker's default
             why = f"{option}: it would weaken the isolation of the cell"
             raise refusal(converted.where, "security_opt", why)
@@ -238,10 +216,14 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
             refused.add(converted.where, "cap_add", f"{name}: no tier grants it; {why}")
     refused.raise_all()
     if "MKNOD" in names:
-        converted.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
+        converted.note(
+            "cap_add",
+            "MKNOD: a cell has the usual six devices, and makes no others",
+            DifferenceKind.DROPPED,
+        )
     if "NET_RAW" in names and "NET_ADMIN" not in names:
         why = "NET_RAW: in a cell with a network, raw sockets are for who has NET_ADMIN"
-        converted.changed("cap_add", why)
+        converted.note("cap_add", why)
     for name in more:
         able = [str(tier) for tier, most in GRANTABLE.items() if name in most.capabilities]
         why = f"{name}: granted in tier {' or '.join(able)}"
@@ -264,7 +246,6 @@ def _keys(fate: DifferenceKind | None, by_reason: Mapping[str, str]) -> dict[str
 
 _CONVERTED: Final[Mapping[str, Convert]] = {
     "image": _image,
-    "build": _build,
     "environment": _environment,
     "working_dir": _word("workdir"),
     "user": _word("user"),
@@ -278,8 +259,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
 }
-# Every key that Compose knows of a service.
-KEYS: Final[Mapping[str, Key]] = {
+KEYS: Final[Mapping[str, Key]] = {  # every key that Compose knows of a service
     **dict.fromkeys((*Service.model_fields, "expose"), Key()),
     **{key: Key(convert=convert) for key, convert in _CONVERTED.items()},
     **_keys(
@@ -291,7 +271,10 @@ KEYS: Final[Mapping[str, Key]] = {
             "then": "restart",
             "others reach the cell by it; inside, a cell's host name is drawn anew": "hostname",
             "the cell's root file system can be written, and ends with the cell": "read_only",
-            f"it {TMPFS}": "tmpfs",
+            "it is a directory of the cell, which ends with the cell; mode and owner are kept, the "
+            "other options are not, and what the image has there stays": "tmpfs",
+            "built by `belljar image build`, without network, unless the store has its "
+            "image": "build",
         },
     ),
     **_keys(

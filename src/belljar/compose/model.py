@@ -1,10 +1,4 @@
-"""The parts of a compose file that cells can keep, as pydantic models. Pure.
-
-They read a file without references. A field's description (a service's: `keys.KEYS`) says why
-other values are refused.
-
-Source: compose-spec schema/compose-spec.json.
-"""
+"""The parts of a compose file that cells can keep."""
 
 from __future__ import annotations
 
@@ -19,8 +13,7 @@ from belljar.compose.values import OUTSIDE_TASK, Refusals, each, limit, names_in
 from belljar.units import parse_duration, printable
 
 UNKNOWN: Final = "Compose has no such key"
-# Each is read whole, for every service that names it.
-_MAX_ENV_FILES: Final = 16
+_MAX_ENV_FILES: Final = 16  # each is read whole, for every service that names it
 # Of these only `ro` changes what a cell has; a cell has no labels of SELinux.
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z"}
 NO_DEVICE: Final = "no cell has a GPU or another device"
@@ -41,7 +34,6 @@ def _only_names(value: object) -> list[str]:
 
 
 def _mount(value: object) -> object:
-    """`[SOURCE:]TARGET[:OPTIONS]`."""
     parts = value.split(":") if isinstance(value, str) else []
     options = set(parts[2].split(",")) if len(parts) == 3 else set()
     if len(parts) not in {1, 2, 3} or not options <= _MOUNT_OPTIONS:
@@ -86,7 +78,7 @@ Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
 
 
 class Part(BaseModel):
-    """A mapping without `x-` keys, nulls, and keys without effect."""
+    """Nulls and keys without effect are left out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     ignored: ClassVar[str] = ""
@@ -104,24 +96,18 @@ class Part(BaseModel):
 
 
 class Limits(Part):
-    """`deploy.resources.limits`."""
-
     cpus: Number = None
     memory: Size = None
     pids: Whole = None
 
 
 class DeployResources(Part):
-    """`deploy.resources`."""
-
     limits: Limits = Limits()
     # A reserved device is a GPU: a task that needs one must not run without it unnoticed.
     reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
 class Deploy(Part):
-    """One replica."""
-
     ignored: ClassVar[str] = (  # a swarm's
         "labels mode endpoint_mode update_config rollback_config placement"
     )
@@ -131,7 +117,7 @@ class Deploy(Part):
 
 
 class Healthcheck(Part):
-    """With Docker's defaults; 0 is one, too. Without a test: the image's."""
+    """0 is Docker's default; without a test it is the image's."""
 
     ignored: ClassVar[str] = "start_interval"  # a cell asks at least once a second
 
@@ -139,29 +125,23 @@ class Healthcheck(Part):
     interval: Time = 0.0
     timeout: Time = 0.0
     start_period: Time = 0.0
-    retries: Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)] = None
+    retries: Whole = None
     disable: Switch = False
 
 
 class Condition(Enum):
-    """The awaited state of another service."""
-
     STARTED = "service_started"
     HEALTHY = "service_healthy"
     COMPLETED = "service_completed_successfully"
 
 
 class Dependency(Part):
-    """One service of `depends_on`."""
-
     ignored: ClassVar[str] = "restart required"
 
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
 
 
 class ComposeNetwork(Part):
-    """A declared network; a range has its own addresses and never joins others'."""
-
     ignored: ClassVar[str] = "name internal attachable labels"
 
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
@@ -170,8 +150,6 @@ class ComposeNetwork(Part):
 
 
 class Volume(Part):
-    """A declared volume: a directory of a cell."""
-
     ignored: ClassVar[str] = "name labels"
 
     driver: Literal["local"] | None = Field(None, description=FOR_HOST)
@@ -179,7 +157,7 @@ class Volume(Part):
 
 
 class Mount(Part):
-    """A service's volume. `source`: a path that begins with `.`, a volume's name, or ""."""
+    """`source`: `./…`, a volume's name, or ""."""
 
     source: str
     target: Annotated[str, BeforeValidator(values.place_of)]
@@ -187,8 +165,6 @@ class Mount(Part):
 
 
 class Build(Part):
-    """A service's `build`."""
-
     ignored: ClassVar[str] = (
         "cache_from cache_to labels no_cache platforms pull shm_size tags provenance sbom"
     )
@@ -228,7 +204,9 @@ class Service(Part):
     security_opt: list[Text] = []
     cap_add: list[Text] = []
     privileged: Switch = False
-    restart: Annotated[str, BeforeValidator(values.restart_of)] = ""
+    restart: Annotated[  # YAML reads Docker's `no` as false
+        str, BeforeValidator(lambda value: "" if value in (False, "no") else text(value))
+    ] = ""
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
@@ -253,7 +231,7 @@ _P = TypeVar("_P", bound=Part)
 
 
 def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refusals) -> _P:
-    """The model of a mapping; refused keys go to `refused` with reasons."""
+    """`refused` gets keys that are not read."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -266,15 +244,14 @@ def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refu
             detail = ".".join(printable(str(part)) for part in place[1:])
             described = known[key].description if key in known else None
             refused.add(where, key, described or f"{detail}: {why}".removeprefix(": "))
-    # Again without the bad keys, so that the rest is still converted.
-    try:
+    try:  # again without the bad keys, so that the rest is still converted
         return model.model_validate(kept)
     except ValidationError:  # of no single key
         return model.model_construct()
 
 
 def read_part(model: type[_P], written: object) -> _P:
-    """The model of a value. Raises `ValueError` with all faults."""
+    """Raises `ValueError` with all faults."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -283,7 +260,6 @@ def read_part(model: type[_P], written: object) -> _P:
 
 
 def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Each fault's place and reason."""
     for fault in error.errors(include_url=False, include_input=False):
         cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
         # pydantic's place of a bad key, rather than a bad value, ends so.

@@ -1,14 +1,9 @@
-"""Converts a compose file's services to a policy's fields, or refuses what cells can't keep.
-
-One service is a cell. Several are a range: each but the default is a target cell, reachable by
-name from cells on a shared network. What would widen the blast radius is refused by name. Pure
-but for reading the task's files.
-"""
+"""Converts a compose file's services to a policy's fields."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeAlias
 
@@ -35,35 +30,26 @@ from belljar.policy.reference import is_idle
 from belljar.policy.sections import MAX_ENTRIES, CellData, TaskData, TaskFile
 from belljar.units import format_size, printable
 
-# The keys of a file; others are refused.
-SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
-# `health` of a service whose check the file switches off.
-UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
+SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})  # of a file
+UNCHECKED: Final[Mapping[str, Any]] = {"image": False}  # `health` that the file switches off
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 # What a policy's `health` takes; asked at least once a second, a sample does not wait for nothing.
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
-# Likewise: a policy's `retries`.
-_MAX_TRIES: Final = 1000
+_MAX_TRIES: Final = 1000  # likewise: a policy's `retries`
 _TIMES: Final = ("interval", "timeout", "start_period")
 _NO_DIRECTORY: Final = (
     "the compose configuration is not a file, so the task's directory is not known"
 )
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
-# The implicit network, and the sample's own cell in a range.
-_DEFAULT: Final = "default"
-# What each service awaits, in which state.
-Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]
+_DEFAULT: Final = "default"  # the implicit network, and the sample's own cell in a range
+Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]  # of each service
 # A file may be anything at all: whatever reading it raises is a refusal, not a crash.
 _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The meaning of a file, in a policy's fields.
-
-    `service`: the one that the sample works in, with `changes` and `program`. `network`: None for
-    one cell alone. `is_apart`: it has `network_mode: none`.
-    """
+    """`network` None: one cell; `is_apart`: `network_mode: none`."""
 
     service: str
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -75,10 +61,7 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
-    """Convert a compose file without references.
-
-    `files`: those of its task. Raises `CannotKeepError`, with what else differs.
-    """
+    """Raises `CannotKeepError` with all that differs."""
     seen: list[Difference] = []
     try:
         return _read(compose, files, seen)
@@ -99,50 +82,37 @@ def _read(
         if compose.get(key) and key not in SECTIONS and not key.startswith("x-"):
             why = KEYS[key].why if key in KEYS else "cells have no use for this part of a file"
             refused.add("", key, why)
-    marked = (each for each, of in written.items() if values.switch(of.get("x-default") or False))
-    named = (each for each in written if each == _DEFAULT)
-    default = next(iter([*marked, *named, *written]))
-    converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
-    services = {name: each.model for name, each in converted.items()}
+    marked = [name for name, of in written.items() if values.switch(of.get("x-default") or False)]
+    named = [_DEFAULT] if _DEFAULT in written else []
+    default = [*marked, *named, *written][0]
+    cells = {name: read_service(name, of, files, refused) for name, of in written.items()}
+    services = {name: each.model for name, each in cells.items()}
     waits = waits_of(services)
     order = in_order(waits, default=default)
-    add_volumes(converted, compose.get("volumes"), refused)
-    for each in converted.values():
+    add_volumes(cells, compose.get("volumes"), refused)
+    for each in cells.values():
         with refused.collected():
             add_env_files(each)
     with refused.collected():
         joined = read_networks(services, compose.get("networks"))
-    differences += [fact for each in converted.values() for fact in each.differences]
+    differences += [fact for each in cells.values() for fact in each.differences]
     refused.raise_all()
-    for each in converted.values():
-        made = [*each.directories, *each.model.tmpfs]
-        each.program = program_of(each.model) | ({"directories": made} if made else {})
-        if each.model.restart:
-            each.program["restart"] = each.model.restart
-        if each.model.healthcheck is not None and each.model.healthcheck.model_fields_set:
-            each.health = _health(each.model.healthcheck)
-    check_waits(waits, converted, default=default)
-    own = converted[default]
-    network = None
-    if len(order) > 1:
-        cells = {name: converted[name] for name in order}
-        network = _network(cells, joined, waits, own=default)
-    env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
-    held = {
-        OWN_CELL if name == default else name: CellData(
-            files=tuple(sorted(cell.files, key=lambda file: file.target)),
-            hosts=tuple(dict.fromkeys(cell.hosts)),
-        )
-        for name, cell in converted.items()
-    }
-    data = {name: of for name, of in held.items() if of != CellData()}
+    check_waits(waits, services, default=default)
+    own, held = cells[default], dict[str, CellData]()
+    for name, cell in cells.items():
+        copied = tuple(sorted(cell.files, key=lambda file: file.target))
+        data = CellData(files=copied, hosts=tuple(dict.fromkeys(cell.hosts)))
+        if data != CellData():
+            held[OWN_CELL if name == default else name] = data
+    health = health_of(own.model.healthcheck)
+    ordered = {name: cells[name] for name in order}
     return Composed(
         service=default,
-        changes={**own.words, **env},
-        program={**own.program, **({"health": own.health} if own.health else {})},
-        network=network,
-        is_apart=services[default].network_mode == "none",
-        data=TaskData(cells=data, root=str(files.root) if files else "") if data else None,
+        changes=own.words,
+        program=program_of(own.model, own.directories) | ({"health": health} if health else {}),
+        network=_network(ordered, joined, waits, own=default) if len(order) > 1 else None,
+        is_apart=own.model.network_mode == "none",
+        data=TaskData(cells=held, root=str(files.root) if files else "") if held else None,
         differences=tuple(dict.fromkeys(differences)),
     )
 
@@ -151,7 +121,6 @@ def _read(
 
 
 def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
-    """Add services' volumes; those beyond cells go to `refused`."""
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
         where = f"volume {name}"
@@ -177,7 +146,7 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
 
 
 def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
-    """Give a cell a directory or task files. Raises `OSError`, `ValueError`."""
+    """Raises `OSError`, `ValueError`."""
     source, target = mount.source, mount.target
     if not source.startswith("."):
         if mount.read_only:
@@ -195,21 +164,21 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
         if mount.read_only:  # Compose makes any other missing source
             raise
         cell.directories.append(target)
-        cell.changed("volumes", f"{source} does not exist: {target} is an empty directory")
+        cell.note("volumes", f"{source} does not exist: {target} is an empty directory")
         return
     cell.add_file(TaskFile(target=target, source=path), tree)
     later = "what is written there ends with the cell and does not reach this host"
     if mount.read_only:
         later = "root of the cell could change the copy"
     size = format_size(tree.total_bytes)
-    cell.changed("volumes", f"{source} is copied to {target} ({size}): {later}")
+    cell.note("volumes", f"{source} is copied to {target} ({size}): {later}")
 
 
 # ---- variables
 
 
 def add_env_files(cell: Converted) -> None:
-    """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
+    """Add a service's `env_file`. Raises `CannotKeepError`."""
     found = dict[str, str]()
     for file in cell.model.env_file:
         path = printable(file)
@@ -222,7 +191,7 @@ def add_env_files(cell: Converted) -> None:
             raise refusal(cell.where, "env_file", why) from error
         found |= {name: value for name, value in read.items() if value is not None}
         if unset := ", ".join(sorted(name for name, value in read.items() if value is None)):
-            cell.changed("env_file", f"{path}: variables without a value are not set ({unset})")
+            cell.note("env_file", f"{path}: variables without a value are not set ({unset})")
     if len(found) > MAX_VARIABLES:
         raise refusal(cell.where, "env_file", f"more than {MAX_VARIABLES:,} variables")
     if cell.model.env_file:
@@ -233,32 +202,31 @@ def add_env_files(cell: Converted) -> None:
 # ---- programs and health
 
 
-def program_of(service: Service) -> dict[str, Any]:
-    """Return the program, in a target cell's fields.
-
-    `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
-    `entrypoint` drops the image's command, and an empty one its entrypoint too; so does `[""]`.
-    """
-    if service.entrypoint is None:
-        return {} if service.command is None else {"arguments": service.command}
-    entrypoint = [] if service.entrypoint == [""] else service.entrypoint
-    return {"command": [*entrypoint, *(service.command or ())]}
+def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, Any]:
+    """`arguments` follow the image's entrypoint; `command` replaces it."""
+    program: dict[str, Any] = {}
+    if service.entrypoint is not None:
+        entrypoint = [] if service.entrypoint == [""] else service.entrypoint
+        program["command"] = [*entrypoint, *(service.command or ())]
+    elif service.command is not None:
+        program["arguments"] = service.command
+    if made := [*directories, *service.tmpfs]:
+        program["directories"] = made
+    return program | ({"restart": service.restart} if service.restart else {})
 
 
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
-    """A target cell's `health` by Compose's fields. Raises `CannotKeepError`."""
+    """Return a target cell's `health`. Raises `CannotKeepError`."""
     try:
-        return _health(read_part(Healthcheck, check))
+        return health_of(read_part(Healthcheck, check))
     except ValueError as error:
         raise refusal("", "healthcheck", str(error)) from None
 
 
-def _health(check: Healthcheck) -> dict[str, Any]:
-    """It asks at least once a second, and waits as long as Inspect does for Compose.
-
-    That is start_period and a timeout, and `retries` times interval and timeout. Times alone, and
-    those of an empty test, are those of the image's check.
-    """
+def health_of(check: Healthcheck | None) -> dict[str, Any]:
+    """Wait as long as Inspect does, and ask each second."""
+    if check is None or not check.model_fields_set:
+        return {}
     written = check.model_fields_set
     if check.disable or ("test" in written and check.test is None):
         return dict(UNCHECKED)
@@ -287,7 +255,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
 
 
 def waits_of(services: Mapping[str, Service]) -> Waits:
-    """Return what each service awaits. Raises `CannotKeepError` for an unknown service."""
+    """Raises `CannotKeepError` for an unknown service."""
     waits: dict[str, dict[str, Condition]] = {}
     for name, service in services.items():
         waits[name] = {}
@@ -300,20 +268,20 @@ def waits_of(services: Mapping[str, Service]) -> Waits:
 
 
 def awaited(waits: Waits, condition: Condition) -> set[str]:
-    """The services of which another awaits this state."""
     return {name for of in waits.values() for name, state in of.items() if state is condition}
 
 
-def check_waits(waits: Waits, cells: Mapping[str, Converted], *, default: str) -> None:
+def check_waits(waits: Waits, services: Mapping[str, Service], *, default: str) -> None:
     """Raises `CannotKeepError` for an endless wait: `default` starts last."""
     completed = awaited(waits, Condition.COMPLETED)
-    program = cells[default].program
+    program = program_of(services[default])
     idles = is_idle(program.get("arguments") or program.get("command") or ())
     for name, of in waits.items():
         for needed, condition in of.items():
             # Only an idle one can be taken as started before it is.
             is_late = needed == default and not (idles and condition is Condition.STARTED)
-            is_unasked = needed in completed or cells[needed].health == UNCHECKED
+            health = health_of(services[needed].healthcheck)
+            is_unasked = needed in completed or health == UNCHECKED
             if is_late or (is_unasked and condition is Condition.HEALTHY):
                 why = "which starts last" if is_late else "whose health is not asked for"
                 shown = f"{printable(name)} waits for {printable(needed)}, {why}"
@@ -321,9 +289,8 @@ def check_waits(waits: Waits, cells: Mapping[str, Converted], *, default: str) -
 
 
 def in_order(waits: Waits, *, default: str) -> list[str]:
-    """Services after those awaited, `default` last. Raises `CannotKeepError`."""
-    # The default service is last whatever it waits for.
-    needs = {
+    """Sort services behind those they await. Raises `CannotKeepError`."""
+    needs = {  # the default service is last whatever it waits for
         name: [needed for needed in of if needed != default]
         for name, of in waits.items()
         if name != default
@@ -340,10 +307,7 @@ def in_order(waits: Waits, *, default: str) -> list[str]:
 
 
 def read_networks(services: Mapping[str, Service], networks: object) -> dict[str, list[str]]:
-    """Return each service's networks, left out where all share one.
-
-    A service with `network_mode: none` has none. Raises `CannotKeepError`.
-    """
+    """Raises `CannotKeepError`; a network of all is left out."""
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
@@ -370,8 +334,6 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
 def _network(
     cells: Mapping[str, Converted], joined: Mapping[str, list[str]], waits: Waits, *, own: str
 ) -> dict[str, Any]:
-    """The range's network: every port is reachable, as in compose."""
-
     def reached(name: str) -> dict[str, Any]:
         service = cells[name].model
         given = [name, service.hostname, service.container_name]
@@ -386,13 +348,13 @@ def _network(
         if name == own:
             continue
         # A service whose health is waited for, without a check in the file, has its image's.
-        health = cell.health or ({"image": True} if name in healthy else None)
+        health = health_of(cell.model.healthcheck) or ({"image": True} if name in healthy else None)
         start = {"completes": True} if name in completed else {"health": health} if health else {}
         stand_ins[name] = {
             "kind": "cell",
             **reached(name),
             **cell.words,
-            **cell.program,
+            **program_of(cell.model, cell.directories),
             "awaits": sorted(
                 needed for needed, state in waits[name].items() if state is Condition.HEALTHY
             ),

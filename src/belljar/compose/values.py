@@ -1,7 +1,4 @@
-"""Values of a compose file, and its readers' error. Pure.
-
-Each reader of a value raises `ValueError`; `CannotKeepError` is one.
-"""
+"""Readers of a compose file's values, and their error."""
 
 from __future__ import annotations
 
@@ -17,12 +14,9 @@ from typing import Any, Final
 from belljar.differences import Difference, DifferenceKind, sentences
 from belljar.units import parse_size, printable
 
-# Docker's units of a size, which count by 1024, and none for bytes.
-_UNIT: Final = re.compile(r"([kmgt])i?b?$")
-# A program without a health check is ready after this time.
-SETTLE_S: Final = 1.0
-# Of one command, as text or as a list.
-MAX_COMMAND_CHARS: Final = 64 << 10
+_UNIT: Final = re.compile(r"([kmgt])i?b?$")  # Docker's, which count by 1024
+SETTLE_S: Final = 1.0  # a program without a health check is ready after this time
+MAX_COMMAND_CHARS: Final = 64 << 10  # of one command, as text or as a list
 GATEWAY: Final = "host-gateway"
 OUTSIDE_TASK: Final = (
     "a cell sees only files below the task's own directory: put them beside the compose file, or "
@@ -31,8 +25,7 @@ OUTSIDE_TASK: Final = (
 # One name of a hosts file's line: a space or a line break would make further names.
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
-# Lines of a cell's hosts file.
-_MAX_HOSTS: Final = 256
+_MAX_HOSTS: Final = 256  # lines of a cell's hosts file
 # YAML 1.1's words, which Docker's reader takes.
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
@@ -40,53 +33,39 @@ _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromke
 
 
 class CannotKeepError(ValueError):
-    """Cells can't keep what the file asks for.
-
-    `differences`: each refused key, then what else differs. `hint`: "" for the usual.
-    """
+    """`differences` begin with the refused keys."""
 
     def __init__(
-        self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()
+        self, message: str = "", *, hint: str = "", refused: Iterable[Difference] = ()
     ) -> None:
-        found = tuple(differences) or (
-            Difference(kind=DifferenceKind.REFUSED, detail=message, hint=hint),
-        )
-        refused = [fact for fact in found if fact.kind is DifferenceKind.REFUSED]
-        super().__init__(message or "; ".join(sentences(refused)))
-        self.differences = tuple(refused)
-        self.hint = hint or (refused[0].hint if len(refused) == 1 else "")
-        self.add(found)
+        written = Difference(kind=DifferenceKind.REFUSED, detail=message, hint=hint)
+        self.differences = tuple(refused) or (written,)
+        super().__init__("; ".join(sentences(self.differences)))
+        self.hint = self.differences[0].hint if len(self.differences) == 1 else ""
+        self._refused = {(fact.where, fact.key) for fact in self.differences}
 
     def add(self, others: Iterable[Difference]) -> None:
-        """Append other differences, without further facts on refused keys."""
-        refused = {
-            (fact.where, fact.key)
-            for fact in self.differences
-            if fact.kind is DifferenceKind.REFUSED
-        }
-        more = (fact for fact in others if (fact.where, fact.key) not in refused)
+        """Append differences, but none on refused keys."""
+        more = (fact for fact in others if (fact.where, fact.key) not in self._refused)
         self.differences = tuple(dict.fromkeys((*self.differences, *more)))
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
-    """The error for one key of, say, `service web`."""
     fact = Difference(kind=DifferenceKind.REFUSED, where=where, key=key, detail=detail, hint=hint)
-    return CannotKeepError(differences=(fact,))
+    return CannotKeepError(refused=(fact,))
 
 
 class Refusals:
-    """Refused keys, to be shown all at once."""
+    """Collects refused keys, which are shown all at once."""
 
     def __init__(self) -> None:
         self._found: list[Difference] = []
 
     def add(self, where: str, key: str, detail: str, *, hint: str = "") -> None:
-        """One refused key."""
         self._found += refusal(where, key, detail, hint=hint).differences
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep the block's refusals for `raise_all`."""
         try:
             yield
         except CannotKeepError as error:
@@ -95,18 +74,16 @@ class Refusals:
     def raise_all(self) -> None:
         """Raises one `CannotKeepError` if anything was refused."""
         if self._found:
-            raise CannotKeepError(differences=dict.fromkeys(self._found))
+            raise CannotKeepError(refused=dict.fromkeys(self._found))
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
-    """A mapping with text names; None is empty."""
     if value is not None and not isinstance(value, Mapping):
         raise CannotKeepError(f"its compose file's {printable(where)} is no mapping")
     return {str(key): item for key, item in (value or {}).items()}
 
 
 def names_in(value: object) -> list[str]:
-    """A list of names, or a mapping's names."""
     if value is None:
         return []
     if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
@@ -115,7 +92,6 @@ def names_in(value: object) -> list[str]:
 
 
 def switch(value: object) -> bool:
-    """A boolean, also as text: of YAML 1.1, or inserted."""
     found = _SWITCHES.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):
         raise ValueError("neither true nor false")
@@ -123,7 +99,7 @@ def switch(value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """A scalar as in Compose: `true`, and Go's numbers."""
+    """Write it as Compose does."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -139,11 +115,7 @@ _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def words(value: object) -> list[str]:
-    """A command of at most `MAX_COMMAND_CHARS`; text is split where every reader splits it alike.
-
-    Compose's own (go-shellwords 1.0.13) reads a backslash as no shell does, and ends a command at a
-    shell's operator: both are refused.
-    """
+    """Refuse what readers split differently."""
     if not isinstance(value, Sequence):
         raise ValueError("no command")
     parts = [value] if isinstance(value, str) else [text(word) for word in value]
@@ -158,13 +130,13 @@ def words(value: object) -> list[str]:
 
 
 def limit(value: object) -> str | None:
-    """A limit's text; None for Docker's 0 and -1 (unlimited)."""
+    """0 and -1 are Docker's "no limit"."""
     written = text(value).strip()
     return None if written in ("0", "-1") else written
 
 
 def size(value: object) -> str | None:
-    """A size in bytes with Docker's `k` of 1024; None: unlimited."""
+    """`k` is 1024, as in Docker."""
     written = limit(value)
     if written is None:
         return None
@@ -174,12 +146,10 @@ def size(value: object) -> str | None:
 
 
 def each(value: object) -> list[Any]:
-    """A list, or one value as a list."""
     return value if isinstance(value, list) else [value]
 
 
 def pairs(value: object) -> dict[str, str | None]:
-    """Names and values, from a mapping or lines; None: no value."""
     if isinstance(value, Mapping):
         return {str(name): None if item is None else text(item) for name, item in value.items()}
     split = [text(line).partition("=") for line in names_in(value)]
@@ -187,7 +157,7 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Names and addresses of `extra_hosts`, lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
+    """Read lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
     written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
     found = [(line[0].strip(), line[-1].strip().strip("[]")) for line in written]
     for name, address in found:
@@ -200,45 +170,29 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 
 def health_test(value: object) -> list[str] | None:
-    """A health check's command; None: `NONE`; []: the image's."""
-    if isinstance(value, str):
-        return ["sh", "-c", value]
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("a test that is no command")
-    if not value:
-        return []
-    kind, *rest = [text(word) for word in value]
-    if kind == "NONE":
-        return None
-    if kind == "CMD-SHELL" and len(rest) == 1:
-        return ["sh", "-c", rest[0]]
-    if kind != "CMD" or not rest:
-        raise ValueError("a test that begins with none of CMD, CMD-SHELL, NONE")
-    return rest
+    """None is `NONE`; [] is the image's."""
+    written: Any = [text(word) for word in value] if isinstance(value, (list, tuple)) else value
+    match written:
+        case str(shell) | ["CMD-SHELL", shell]:
+            return ["sh", "-c", shell]
+        case ["CMD", _, *_]:
+            return list(written[1:])
+        case ["NONE", *_]:
+            return None
+        case []:
+            return []
+    raise ValueError("a test that begins with none of CMD, CMD-SHELL, NONE")
 
 
 def place_of(target: str) -> str:
-    """An absolute path in a cell, normalised; never `/`."""
     found = posixpath.normpath(target)
     if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")
     return found
 
 
-def restart_of(value: object) -> str:
-    """Return a restart policy in Docker's words; "" for `no`, which YAML reads as false."""
-    return "" if value in (False, "no") else text(value)
-
-
-TMPFS: Final = (
-    "is a directory of the cell, which ends with the cell; mode and owner are kept, the other "
-    "options are not, and what the image has there stays"
-)
-
-
 def tmpfs_of(value: object) -> str:
-    """A tmpfs, `PATH:OPTIONS`, as a directory of a cell: anybody's, unless its options say
-    otherwise."""
+    """Read `PATH:OPTIONS`, by default anybody's directory."""
     target, _, written = text(value).partition(":")
     options = dict(option.partition("=")[::2] for option in written.split(","))
     # Only what a directory has too: sizes and flags of a mount mean nothing for it.

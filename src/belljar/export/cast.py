@@ -1,4 +1,4 @@
-"""A cell's commands and terminals as an asciicast (version 3) for asciinema's players."""
+"""A cell's commands and terminals as an asciicast (version 3)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _TIMED_OUT, _SIGNAL, _NO_CODE = 124, 128, 1  # the former as timeout(1) and shel
 def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> Iterator[Any]:
     """Yield the header, then events for output and exits.
 
-    Each command begins with our prompt. Output is as it came: it may hold escape sequences, like
-    any terminal recording.
+    Output is as it came: it may hold escape sequences.
     """
     last_ns, terminals, begun = 0, set[int](), dict[int, int]()
     for line in lines:
@@ -47,7 +46,6 @@ def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> 
 
 
 def _end(line: Line) -> Iterator[tuple[int, str, str]]:
-    """Yield why there is no exit status, and the shell's status."""
     data = line.data
     if line.kind is Kind.EXEC_COMPLETED:
         status = data["code"] + _SIGNAL * (data["status"] == "signalled")
@@ -61,7 +59,7 @@ def _end(line: Line) -> Iterator[tuple[int, str, str]]:
 def _pieces(
     line: Line, body: BodyRef, read: Callable[[BodyRef], bytes]
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield a stream's parts: milliseconds since the start, asciicast's code, and text."""
+    """Yield milliseconds since the start, asciicast's code, and text."""
     if body.name not in ("stdout", "stderr"):
         return
     times = line.data.get(f"{body.name}_times")

@@ -1,8 +1,6 @@
-"""Events in the Open Cybersecurity Schema Framework, version 1.5.0 (schema.ocsf.io).
+"""Events in the Open Cybersecurity Schema Framework 1.5.0 (schema.ocsf.io).
 
-Processes, files, packets, HTTP and DNS are activities; hits of the guard, decoys, broken protocols
-and kills are detection findings. Other events (probes, plans, proofs) have no class there and are
-left out: the record has them.
+Events that have no class there (probes, plans, proofs) are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any, Final
 from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.package import __version__
+from belljar.report.timeline import place_of
 from belljar.units import printable
 
 # OCSF's version, which each event names.
@@ -31,12 +30,11 @@ _OTHER: Final = 99
 
 
 def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the OCSF events of events with a class."""
     begun: dict[tuple[str, object], Line] = {}
     for line in lines:
         # No kind's own in a range's event: it may have any shape
         number = line.data.get("exchange", line.data.get("op"))
-        key = (_place(line, ""), number if isinstance(number, int) else None)
+        key = (place_of(line), number if isinstance(number, int) else None)
         if line.kind in (Kind.EXEC_STARTED, Kind.FILE_READ_STARTED, Kind.NETWORK_HTTP):
             begun[key] = line
         make = _CLASSES.get(line.kind)
@@ -44,12 +42,8 @@ def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
             yield {**_base(line, run_id, made["class_uid"], made["activity_id"]), **made}
 
 
-def _place(line: Line, run_id: str) -> str:
-    return line.cell or str(line.data.get("range") or run_id)
-
-
 def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str, Any]:
-    place = _place(line, run_id)
+    place = place_of(line, run_id)
     return {
         "activity_id": activity_id,
         "category_uid": class_uid // 1000,

@@ -1,7 +1,6 @@
 """Traces for OpenTelemetry: run → sample → command, file, request, model request.
 
-The official SDK's spans and encoder. Attributes follow the semantic conventions 1.37 (`process.*`,
-`http.*`, `gen_ai.*`); what they have no name for is `belljar.*`.
+Attributes follow the semantic conventions 1.37; what they have no name for is `belljar.*`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail
 from belljar.ledger.schema import Line
 from belljar.package import __version__
+from belljar.report.timeline import place_of
 
 BATCH_SPANS: Final = 512  # as the SDK's own batch processor
 POLL_INTERVAL_S: Final = 0.5
@@ -83,8 +83,6 @@ def follow(
 
 
 class Spans:
-    """Open and finished spans of one run."""
-
     def __init__(self, run_id: str) -> None:
         self._trace = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:16], "big")
         self._resource = Resource(
@@ -99,10 +97,9 @@ class Spans:
         self._last_ns = 0
 
     def take(self, line: Line) -> None:
-        """Open or close the event's span."""
         self._last_ns = int(datetime.fromisoformat(line.time).timestamp() * 1e6) * 1000
         # A range's exchanges are numbered from 1, and belong to the sample of its cells
-        place = line.cell or str(line.data.get("range") or "")
+        place = place_of(line)
         key: tuple[object, ...]
         if line.kind is Kind.RUN_STARTED:
             self._run = self._begin(("run",), "run", line, None)
@@ -185,7 +182,6 @@ def _number(line: Line) -> int | None:
 
 
 def _attributes(name: str, line: Line) -> dict[str, Any]:
-    """Return the event's fields by convention names, others as `belljar.…`."""
     known = _NAMES.get(name.partition(" ")[0], {})
     found: dict[str, Any] = {"belljar.trust": line.trust.value}
     if line.cell:

@@ -1,7 +1,4 @@
-"""The verdict as an in-toto statement in a DSSE envelope, signed by the key that sealed the run.
-
-in-toto Attestation Framework 1.0; DSSE 1.0: the signature covers `PAE(type, payload)`.
-"""
+"""The verdict as an in-toto statement (1.0) in a DSSE envelope (1.0)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _PREDICATE_TYPE: Final = "https://belljar.invalid/verdict/v1"  # a name: the pro
 def statement(
     run_id: str, root: str, logs: Mapping[str, str], verdict: Mapping[str, Any], key: SigningKey
 ) -> dict[str, Any]:
-    """Return a signed statement about a ledger's root and logs (name → SHA-256)."""
+    """Sign a statement about a ledger's root and logs (name → SHA-256)."""
     subjects = {f"belljar-run/{run_id}/ledger-root": root, **logs}
     content = {
         "_type": "https://in-toto.io/Statement/v1",

@@ -193,14 +193,12 @@ def findings_of(
         except LedgerError as error:
             detail = printable(str(error), max_chars=400)
             problems.append(Reason(code=ReasonCode.LEDGER_BAD, detail=detail))
-    is_whole = evidence.ledger is Status.VERIFIED
-    doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     findings = judge_fleet(
         asked,
         tries,
         problems=problems,
         interrupted=evidence.run.interrupted,
         stopped=evidence.run.stopped,
-        own=evidence.left.end(doubt=doubt),
+        own=evidence.left.end(is_whole=evidence.ledger is Status.VERIFIED),
     )
     return replace(findings, left_out=left_out(evidence)), summary(tries)

@@ -20,7 +20,6 @@ from belljar.compose.document import (
     DIRECTORY_KEY,
     READ_HERE,
     ServiceBuild,
-    as_document,
     beside,
     builds_of,
     dockerfile_document,
@@ -36,12 +35,12 @@ from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import BelljarError, PolicyError
+from belljar.policy.fields import wrong_fields
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.loaded import PRESETS, LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.policy.network import Network
-from belljar.policy.refusals import wrong_fields
 from belljar.policy.sections import Rights, TaskData
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.units import printable
@@ -251,7 +250,7 @@ def _changes(found: Composed) -> dict[str, Any]:
     # A `$` that is left is the file's own text, and no reference for a policy's `env`.
     changes = {**found.changes, "rights": _rights(found.changes)}
     if "env" in changes:
-        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
+        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"].items())
     if resources := changes.pop("resources", None):
         changes["resources"] = tuple(sorted(resources.items()))
     if found.network is not None:
@@ -394,7 +393,9 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     kind, config, document = spec.type, spec.config, None
     if isinstance(config, BaseModel):
         if kind != OURS or isinstance(config, ComposeConfig):
-            document = as_document(config)
+            document = config.model_dump(by_alias=True, exclude_none=True)
+            # A task's own words must not name a directory to read files from.
+            document.pop(DIRECTORY_KEY, None)
     elif isinstance(config, str):
         path = (directory / config).absolute()
         check_below(path, directory)

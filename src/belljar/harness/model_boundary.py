@@ -208,9 +208,9 @@ async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operati
     if key not in guard.passed:
         # In a thread: a long text would hold up the other samples.
         let_out = await anyio.to_thread.run_sync(lambda: guard.let_out(part, cell_id=cell_id))
-        if let_out.stopped:
+        if let_out is None:
             raise LimitExceededError("custom", value=1, limit=0, message=STOPPED)
-        guard.passed[key] = None if let_out.data == part.data else let_out.data
+        guard.passed[key] = None if let_out == part.data else let_out
     passed = guard.passed[key]
     return text if passed is None else passed.decode("utf-8", "replace")
 

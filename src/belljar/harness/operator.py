@@ -32,8 +32,7 @@ from belljar.host.settings import Settings, Upstreams
 from belljar.policy.files import read_regular
 from belljar.policy.load import resolve_policy
 from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
-from belljar.policy.merge import TASK, above_floor, under_policy
-from belljar.policy.refusals import with_changes
+from belljar.policy.merge import TASK, above_floor, under_policy, with_changes
 from belljar.units import printable
 
 if TYPE_CHECKING:

@@ -332,7 +332,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         Raises `SandboxUnavailableError` for `CellError`.
         """
-        from belljar.cell.revert import RevertibleCell
+        from belljar.cell.range import RevertibleCell
 
         cell = self.cell
         if not isinstance(cell, RevertibleCell):

@@ -45,7 +45,7 @@ async def signals_so_far() -> SampleSignals:
         what = "there are no signals: the sample's sandbox is not Belljar's"
         hint = "run the task with `belljar run`, or with `--sandbox belljar`"
         raise CellError(what, where="belljar_signals", hint=hint)
-    from belljar.cell.revert import RevertibleCell
+    from belljar.cell.range import RevertibleCell
 
     cells = {*environment.containment.machines, *(c.id for c in environment.range.cells.values())}
     if isinstance(environment.cell, RevertibleCell):

@@ -6,24 +6,29 @@ Equal package versions give equal bytes.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, host_sources
 from belljar.image.buildah import BuildRequest, build_dockerfile
 from belljar.image.config import ImageConfig, debian_arch
 from belljar.image.layers import LayerError
 from belljar.image.oci import pack_layer
 from belljar.image.store import Image, Store
 from belljar.image.tools import (
+    Report,
     drained,
     failed,
     kill_group,
@@ -38,7 +43,143 @@ from belljar.store.scratch import scratch_dir
 from belljar.subids import first_subordinate_id, grant_hint, user_name
 from belljar.units import printable
 
-Report = Callable[[str], None]
+DEBIAN_KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# Other distributions have a `main`, too, which is no Debian.
+_CODENAMES: Final = frozenset(
+    {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
+)
+_TARGET: Final = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+_HOST_OPTIONS: Final = re.compile(
+    r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AptSource:
+    uri: str
+    suites: tuple[str, ...]
+
+    def deb822(self, *, has_keyring: bool = True) -> str:
+        """Return a stanza, signed by Debian's keys if it `has_keyring`."""
+        stanza = (
+            f"Types: deb\nURIs: {self.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\n"
+        )
+        is_named = has_keyring and DEBIAN_KEYRING.exists()
+        return f"{stanza}Signed-By: {DEBIAN_KEYRING}\n" if is_named else stanza
+
+
+def host_sources() -> list[AptSource]:
+    if shutil.which("apt-get") is None:
+        return []
+    argv = [tool("apt-get"), "indextargets", "--format", _TARGET, "Created-By: Packages"]
+    listed = run_tool(argv, timeout_s=60).decode("utf-8", "replace").splitlines()
+    found = (line.split() for line in dict.fromkeys(listed))
+    return [AptSource(of[0], (of[1],)) for of in found if len(of) == 3 and of[2] == "main"]
+
+
+def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
+    """Return the main, updates and security suites of Debian `codename`, as the host has them.
+
+    Raises `HostError` when no mirror is known.
+    """
+    # `main` of a suite that Debian has, best from a tree called `debian`.
+    plain = [source for source in known if not _CODENAMES.isdisjoint(source.suites)]
+    main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
+    if main is None:
+        hint = "add one to apt's sources, and install debian-archive-keyring"
+        raise HostError("apt's sources name no Debian mirror", where="/etc/apt", hint=hint)
+    is_security = (s for s in known if any(suite.endswith("-security") for suite in s.suites))
+    return [
+        AptSource(main.uri, (codename, f"{codename}-updates")),
+        *(AptSource(each.uri, (f"{codename}-security",)) for each in islice(is_security, 1)),
+    ]
+
+
+def kernel_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
+    """Return Debian 13's own suite, or Debian 12's backports."""
+    main = debian_sources(known, codename)[0]
+    suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
+    return [AptSource(main.uri, (suite,))]
+
+
+class PrivateApt:
+    def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
+        parts = directory / "sources.list.d"
+        self._lists = directory / "lists"
+        for path in (
+            parts,
+            self._lists / "partial",
+            directory / "cache/archives/partial",
+            directory / "state",
+        ):
+            path.mkdir(parents=True)
+        parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
+        options = {
+            "Dir::Etc::sourcelist": "/dev/null",
+            "Dir::Etc::sourceparts": str(parts),
+            "Dir::State": str(directory / "state"),
+            # Nothing is installed: all that a package needs is named.
+            "Dir::State::status": "/dev/null",
+            "Dir::State::lists": str(self._lists),
+            "Dir::Cache": str(directory / "cache"),
+            "Acquire::Languages": "none",
+            # For root, apt would fetch as `_apt`, to which this directory is closed.
+            "APT::Sandbox::User": "root",
+            # A list that can't be fetched is an error, not a warning.
+            "APT::Update::Error-Mode": "any",
+        }
+        self._options = [
+            word for name, value in options.items() for word in ("-o", f"{name}={value}")
+        ]
+
+    def update(self) -> None:
+        run_tool([tool("apt-get"), *self._options, "-q", "update"], timeout_s=600)
+
+    def show(self, package: str) -> dict[str, str]:
+        """Return the fields of a package's newest version."""
+        argv = [tool("apt-cache"), *self._options, "show", "--no-all-versions", package]
+        lines = run_tool(argv, timeout_s=60).decode("utf-8", "replace").splitlines()
+        # Of the only stanza; a field's further lines are indented, and none of those is asked for.
+        return dict(line.partition(": ")[::2] for line in lines if line[:1].isalpha())
+
+    def download(self, package: str, into: Path) -> Path:
+        run_tool(
+            [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
+        )
+        if len(found := [*into.glob("*.deb")]) != 1:
+            raise HostError(f"apt fetched {len(found)} files for {package}", where="apt-get")
+        return found[0]
+
+    def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
+        """Fetch packages with all dependencies of an empty host."""
+        (into / "partial").mkdir(parents=True, exist_ok=True)
+        chosen = ["-t", suite] if suite else []
+        options = ["-q", "-y", "--no-install-recommends", *chosen, "install", "--download-only"]
+        archives = ["-o", f"Dir::Cache::archives={into}"]
+        argv = [tool("apt-get"), *self._options, *archives, *options, *packages]
+        run_tool(argv, timeout_s=7200)
+
+    def newest_release_s(self) -> int:
+        """Return the newest list's date, 0 if unknown."""
+        texts = (path.read_text(errors="replace") for path in self._lists.glob("*Release"))
+        dates = [
+            match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))
+        ]
+        return max((int(parsedate_to_datetime(date).timestamp()) for date in dates), default=0)
+
+
+def host_acquire_options() -> dict[str, str]:
+    """Return this host's proxies, certificates and retries as apt options."""
+    dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
+    return {
+        match[1]: match[2]
+        for line in dump.splitlines()
+        if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]
+    }
+
+
+# --- Belljar's own images
+
 USER: Final = "user"
 UID: Final = 1000
 _CODENAME: Final = "bookworm"
@@ -87,7 +228,7 @@ printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >etc/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """`as_docker`: processes start as root in `/`, else as the unprivileged user, at home."""
+    """`as_docker`: processes start as root in `/`."""
 
     name: str
     packages: tuple[str, ...]
@@ -95,7 +236,6 @@ class Recipe:
 
     @property
     def config(self) -> ImageConfig:
-        """The configuration of its processes."""
         env = {"PATH": _PATH, "LANG": "C.UTF-8"}
         if self.as_docker:
             # Debian's pip refuses to install into the system; the pip of that image does not
@@ -175,16 +315,10 @@ def _run(argv: list[str], env: Mapping[str, str], report: Report) -> None:
         raise failed(argv, status, bytes(complaint))
 
 
-_APT: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?", re.ASCII)
-_PIP: Final = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*",
-    re.ASCII,
-)
 _PIP_OPTIONS: Final = frozenset(
     ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
 )
-_PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
-_HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
+_SHOWN: Final = "/run/belljar"  # the context, in its steps
 
 
 def build_packages(
@@ -194,16 +328,12 @@ def build_packages(
     base: str,
     apt: Sequence[str],
     pip: Sequence[str],
-    report: Callable[[str], None] = lambda _line: None,
+    report: Report = lambda _line: None,
 ) -> Image:
-    """The image `base` with packages. Raises as `build_dockerfile`."""
-    for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
-        for word in words:
-            if pattern.fullmatch(word) is None:
-                hint = "write NAME or NAME==VERSION (apt: NAME=VERSION)"
-                raise PolicyError(f"{printable(word)!r} is not {kind}", hint=hint)
+    if options := [word for word in (*apt, *pip) if word.startswith("-")]:
+        hint = "write NAME or NAME==VERSION (apt: NAME=VERSION)"
+        raise PolicyError(f"{printable(options[0])!r} is no package", hint=hint)
     user = Store(home).find(base).user
-    options = pip_options(report) if pip else {}
     with scratch_dir(home) as context:
         sources = debian_sources(host_sources(), _CODENAME)
         # Without the paths of this host's keyrings: the base has Debian's own.
@@ -211,59 +341,44 @@ def build_packages(
         (context / "belljar.sources").write_text(unsigned)
         acquire = (f'{key} "{value}";\n' for key, value in host_acquire_options().items())
         (context / "belljar.conf").write_text("".join(acquire))
-        if cert := options.pop("cert", None):
-            shutil.copyfile(cert[0], context / "cert.pem")
-            options["cert"] = ["/run/belljar/cert.pem"]
-        (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
+        get = [
+            *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"),
+            *("-c", f"{_SHOWN}/belljar.conf", "-o", f"Dir::Etc::sourceparts={_SHOWN}"),
+            *("-o", "Dir::Etc::sourcelist=/dev/null", "-o", "APT::Sandbox::User=root"),
+            *("-o", "APT::Install-Recommends=false"),
+        ]
+        commands = [[*get, "update"], [*get, "install", *apt], [*get, "clean"]] if apt else []
+        if pip:
+            env = ("env", "PIP_BREAK_SYSTEM_PACKAGES=1", "PIP_ROOT_USER_ACTION=ignore")
+            install = ("python3", "-m", "pip", "install", "--no-cache-dir")
+            commands.append([*env, *install, *_pip_options(context, report), *pip])
+        # As JSON, no word reaches a shell.
+        steps = [
+            f"RUN --mount=type=bind,source=.,target={_SHOWN} {json.dumps(command)}"
+            for command in commands
+        ]
+        lines = [f"FROM {base}", "USER root", *steps, f"USER {user}", ""]
+        (context / "Dockerfile").write_text("\n".join(lines))
         request = BuildRequest(context=context, name=name, has_network=True)
         return build_dockerfile(home, request, report=report)[0]
 
 
-def dockerfile_for(
-    base: str,
-    user: str,
-    apt: Sequence[str],
-    pip: Sequence[str],
-    options: Mapping[str, Sequence[str]],
-) -> str:
-    """Installs packages, then returns to the base's user. Pure."""
-    get = (
-        "apt-get -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/run/belljar"
-        " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c "
-        "/run/belljar/belljar.conf -q -y"
-    )
-    mount = "RUN --mount=type=bind,source=.,target=/run/belljar DEBIAN_FRONTEND=noninteractive"
-    lines = [f"FROM {base}", "USER root"]
-    if apt:
-        install = f"{get} update && {get} install {' '.join(apt)} && {get} clean"
-        lines.append(f"{mount} sh -c '{install}'")
-    if pip:
-        install = f"{get} update && {get} install python3-pip && {get} clean"
-        lines.append(f"{mount} sh -c '{_HAS_PIP} || ({install})'")
-        words = [f"--{key} {value}" for key, values in options.items() for value in values]
-        command = ["python3 -m pip install --no-cache-dir", *words, *(f'"{word}"' for word in pip)]
-        env = "PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore"
-        lines.append(f"{mount} {env} {' '.join(command)}")
-    return "\n".join([*lines, f"USER {user}", ""])
-
-
-def pip_options(report: Callable[[str], None]) -> dict[str, list[str]]:
-    """Return this host's pip indexes and proxies, without directories."""
-    try:
-        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode(
-            "utf-8", "replace"
-        )
-    except HostError:
-        return {}
-    found: dict[str, list[str]] = {}
-    for line in listed.splitlines():
+def _pip_options(context: Path, report: Report) -> list[str]:
+    """Return the indexes and proxies of this host's pip; a build sees no directories of it."""
+    found = list[str]()
+    listed = b""
+    with suppress(HostError):
+        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60)
+    for line in listed.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition("=")
-        option = key.rpartition(".")[2]
-        if option in _PIP_OPTIONS:
-            words = value.strip().strip("'\"").replace("\\n", " ").split()
-            for word in filter(_PLAIN.fullmatch, words):
-                if option != "cert" and word.startswith(("file:", "/")):
-                    report(f"pip's {option} {word} is left out: a build sees no files of this host")
-                elif word not in found.setdefault(option, []):
-                    found[option].append(word)
+        if (option := key.rpartition(".")[2]) not in _PIP_OPTIONS:
+            continue
+        for word in str(literal_eval(value)).split():
+            if option == "cert":
+                shutil.copyfile(word, context / "cert.pem")
+                found.append(f"--cert={_SHOWN}/cert.pem")
+            elif word.startswith(("file:", "/")):
+                report(f"pip's {option} {word} is left out: a build sees no files of this host")
+            else:
+                found.append(f"--{option}={word}")
     return found

@@ -1,7 +1,6 @@
 """Builds an image from a Dockerfile with buildah: bases from the store, the result packed.
 
-Steps run in a user namespace, by default without network, on temporary storage. A stored recipe is
-not built again; its bases stay loaded for later builds.
+Steps run in a user namespace, by default without network. A stored recipe is not built again.
 """
 
 from __future__ import annotations
@@ -9,32 +8,51 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from belljar.errors import HostError, PolicyError
-from belljar.image import storage
-from belljar.image.config import config_of
+from belljar.image.config import HEALTH_NUMBERS, HealthCheck, config_of, debian_arch
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import EMPTY, Buildable, make_buildable
+from belljar.image.dockerfile import (
+    EMPTY,
+    MAX_BYTES,
+    Bases,
+    Buildable,
+    DockerfileError,
+    base_images,
+    make_buildable,
+)
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
-from belljar.image.stages import MAX_BYTES, Bases, DockerfileError, base_images
-from belljar.image.store import Image, Store, check_name
-from belljar.image.tools import WORK, give_tree, tool, user_namespace
+from belljar.image.store import Image, Store, check_name, file_sha256, verify
+from belljar.image.tools import (
+    MIN_FREE_BYTES,
+    SHOWN,
+    WORK,
+    Inside,
+    NoSpaceError,
+    Report,
+    first_id_of,
+    give_tree,
+    run_tool,
+    tool,
+    user_namespace,
+)
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
-from belljar.store.locks import alone
-from belljar.store.scratch import orphans, scratch_dir
+from belljar.store.locks import alone, claimed, locked
+from belljar.store.scratch import orphans, remove_tree, retire_unclaimed, scratch_dir
 from belljar.units import format_size, printable
 
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 RESULT: Final = "localhost/result"
 # A sparse file takes its whole size in the archive: it is stopped here, in the shell's units of 512
 # bytes, before it fills the disk.
@@ -53,11 +71,9 @@ mounted=$({{buildah}} mount "$container")
 # buildah's own description of an image, whose history has a line for each step.
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
 
-Report = Callable[[str], None]
-
 
 class StepError(PolicyError):
-    """A failed Dockerfile step; `wants_network`: it may need one, and had none."""
+    """`wants_network`: the failed step had none, and may need one."""
 
     code = "build_failed"
     wants_network = False
@@ -65,7 +81,7 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build. `dockerfile`: None for the context's; `inline`: its text instead."""
+    """The Dockerfile is `inline`, else `dockerfile`, else the context's."""
 
     context: Path
     name: str
@@ -77,29 +93,20 @@ class BuildRequest:
     keep_setuid: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRecipe:
-    """`inputs`: all that decides the image, except network and setuid options."""
+class BuildRecipe(NamedTuple):
+    """`built` are facts for the store; `recipe` among them digests all but the two options."""
 
     dockerfile: Path
     found: Bases
     made: Buildable
     bases: Mapping[str, Image]
-    inputs: Mapping[str, Any]
-
-    def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        """Return the stored facts of a build with these options; `recipe` digests them."""
-        decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
-        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        kept = ("dockerfile", "context", "target", "bases", "network")
-        about = {name: decisive[name] for name in kept}
-        return {"recipe": f"sha256:{digest}", **about, "args": sorted(decisive["args"])}
+    built: Mapping[str, Any]
 
 
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
 ) -> tuple[Image, bool]:
-    """The image of a Dockerfile, named `request.name`, and whether it had to be built.
+    """Return the image of a Dockerfile, named `request.name`, and true if it had to be built.
 
     Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError` for a
     missing tool or base; the store is then as it was.
@@ -107,53 +114,48 @@ def build_dockerfile(
     check_name(request.name)
     store = Store(home)
     recipe = read_recipe(store, request)
-    provenance = recipe.provenance(has_network=request.has_network, keep_setuid=request.keep_setuid)
     for image in store.list():
-        if image.built.get("recipe") == provenance["recipe"]:
+        if image.built == recipe.built:
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
     tool("buildah")
-    first_uid = storage.first_id_of(home)
+    first_uid = first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
         with suppress(OSError), alone(path) as free:  # another build removes it
             if free:
-                storage.remove_built(home, path, first_uid)
+                remove_built(home, path, first_uid)
     size = sum(base.size_bytes for base in recipe.bases.values())
-    need_space(home, storage.MIN_FREE_BYTES + 2 * size, "building an image")
+    need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
     with ExitStack() as held:
         scratch = held.enter_context(scratch_dir(home))
-        work = held.enter_context(storage.work_dir(home, scratch, first_uid))
+        work = held.enter_context(work_dir(home, scratch, first_uid))
         _take_files(request, recipe, work, first_uid)
         bases = {
-            name: held.enter_context(storage.hold_base(home, image, first_uid, report))
+            name: held.enter_context(hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
         shown = [base.path for base in bases.values()]
+        has_network, buildah = request.has_network, buildah_argv(bases.values())
         with user_namespace(
-            home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
+            home, work, first_uid=first_uid, shown=shown, has_network=has_network, report=report
         ) as inside:
-            tools = storage.Tools(
-                inside=inside, report=report, bases=tuple(dict.fromkeys(bases.values()))
-            )
             try:
-                tools.prepare()
-                _build(tools, request, recipe, bases)
+                _build(inside, buildah, request, recipe, bases)
                 report("packing the result")
-                result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
+                result = pack_result(
+                    inside, buildah, recipe.made.volumes, keep_setuid=request.keep_setuid
+                )
             except LayerError as error:
                 raise error.refusal(source) from error
-        return store.add(**result, name=request.name, source=source, built=provenance), True
+        return store.add(**result, name=request.name, source=source, built=recipe.built), True
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Return whether these files made it, whatever network and setuid options."""
-    recipe = read_recipe(store, request)
-    options = [(network, setuid) for network in (False, True) for setuid in (False, True)]
-    made = [recipe.provenance(has_network=one, keep_setuid=other) for one, other in options]
-    return image.built.get("recipe") in {each["recipe"] for each in made}
+    """Return true if these files made it, with any options."""
+    return bool(image.built.get("recipe") == read_recipe(store, request).built["recipe"])
 
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
@@ -178,25 +180,30 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         if (missing := store.missing(name)) is not None:
             what = f"the base image {printable(name)} is not in the store"
             raise HostError(what, where=printable(str(dockerfile)), hint=missing.hint)
-    inputs = {
-        "format": _FORMAT,
+    decisive = {
         "dockerfile": hashlib.sha256(raw).hexdigest(),
         "context": take_context(request.context, read_ignore(request.context, dockerfile)),
-        "args": dict(sorted(request.args.items())),
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
-    return BuildRecipe(dockerfile=dockerfile, found=found, made=made, bases=bases, inputs=inputs)
+    encoded = json.dumps([_FORMAT, decisive, dict(request.args)], sort_keys=True).encode()
+    built = {
+        "recipe": f"sha256:{hashlib.sha256(encoded).hexdigest()}",
+        **decisive,
+        "args": sorted(request.args),
+        "network": request.has_network,
+        "keep_setuid": request.keep_setuid,
+    }
+    return BuildRecipe(dockerfile, found, made, bases, built)
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
-    """Copy the context and here-document files. Raises `PolicyError`."""
     (work / "context").mkdir(mode=0o755)
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
     os.utime(empty, (0, 0))
     ignored = read_ignore(request.context, recipe.dockerfile)
-    if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
+    if take_context(request.context, ignored, work / "context") != recipe.built["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))
     for name, text in recipe.made.files.items():
@@ -210,17 +217,17 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
 
 
 def _build(
-    tools: storage.Tools,
+    inside: Inside,
+    buildah: Sequence[str],
     request: BuildRequest,
     recipe: BuildRecipe,
-    bases: Mapping[str, storage.Base],
+    bases: Mapping[str, Base],
 ) -> None:
-    """Run the steps. Raises as `build_dockerfile`."""
-    work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
+    work, ids = inside.work, {name: base.image_id for name, base in bases.items()}
     configs = {name: image.config for name, image in recipe.bases.items()}
     made = make_buildable(recipe.found, ids, configs)
     (work / "Dockerfile").write_text(made.text, encoding="utf-8")
-    give_tree(work / "Dockerfile", tools.inside.first_uid)
+    give_tree(work / "Dockerfile", inside.first_uid)
     options = [
         *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
         # No label with buildah's version, and no proxy of this host's in a step's environment.
@@ -233,14 +240,14 @@ def _build(
         *(f"--build-arg={name}={value}" for name, value in request.args.items()),
         *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
     ]
-    tools.tail.clear()
-    argv = tools.buildah("build", *options, str(WORK / "context"))
+    inside.tail.clear()
+    argv = [*buildah, "build", *options, str(WORK / "context")]
     try:
-        tools.run(*argv, has_network=request.has_network)
-    except storage.NoSpaceError:
+        inside.run(*argv, has_network=request.has_network)
+    except NoSpaceError:
         raise
     except HostError as error:
-        tail = "\n".join(tools.tail) or error.what
+        tail = "\n".join(inside.tail) or error.what
         failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
         user = next(iter(made.step_users - {"root", "0"}), "")
         if user and "permission denied" in tail.lower():
@@ -259,18 +266,17 @@ def _build(
 
 
 def pack_result(
-    tools: storage.Tools, volumes: Iterable[str], *, keep_setuid: bool
+    inside: Inside, buildah: Sequence[str], volumes: Iterable[str], *, keep_setuid: bool
 ) -> dict[str, Any]:
     """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
 
-    Returns what `Store.add` takes of it; a step that broke out of its container can have forged
-    that. Raises `LayerError` for what an image may not have, `HostError`.
+    Returns arguments of `Store.add`; a step that broke out of its container can have forged them.
+    Raises `LayerError` for what an image may not have, `HostError`.
     """
-    rootfs = tools.inside.work.parent / "rootfs"
+    rootfs = inside.work.parent / "rootfs"
     try:
-        with _held_directory(tools.inside.work / "out", tools.inside.first_uid) as out:
-            buildah = shlex.join(tools.buildah())
-            tools.run("/bin/sh", "-ec", _EXPORT.format(buildah=buildah))
+        with _held_directory(inside.work / "out", inside.first_uid) as out:
+            inside.run("/bin/sh", "-ec", _EXPORT.format(buildah=shlex.join(buildah)))
             raw = read_regular(out, "image", _MAX_DOCUMENT_BYTES)
             document = dict(parse_document(str(parse_document(raw).get("Config")).encode()))
             check_platform(document)
@@ -289,7 +295,7 @@ def pack_result(
 
 @contextmanager
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
-    """Make a directory; yield a path that survives its replacement."""
+    """Yield a path that survives the replacement of the directory."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -297,3 +303,165 @@ def _held_directory(path: Path, owner: int) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
+
+
+# ---- bases: build-bases/<image digest>, loaded into storage of their own and kept for later builds
+
+BASES: Final = "build-bases"
+# A base lies there as files, as an archive and as a layer while it is loaded.
+_EXPANSION: Final = 8
+_ID: Final = re.compile("[0-9a-f]{64}")
+# Another name than that of bases that an earlier version loaded with their volumes.
+_ID_FILE: Final = "image-id.2"
+_MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
+_CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
+_LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
+
+
+class Base(NamedTuple):
+    path: Path
+    image_id: str
+
+
+def buildah_argv(bases: Iterable[Base] = ()) -> list[str]:
+    storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
+    names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
+    aliases = f"--short-name-alias-conf {WORK}/home/aliases"
+    places = dict.fromkeys(f"{SHOWN}/{base.path.name}" for base in bases)
+    shown = [f"--storage-opt=overlay.imagestore={place}" for place in places]
+    return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown]
+
+
+@contextmanager
+def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
+    """Make a directory of the namespace's root."""
+    scratch.chmod(0o711)
+    work = scratch / "build"
+    work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
+    for name in ("storage", "run", "home", "tmp"):
+        (work / name).mkdir(mode=0o700)
+    for name in ("registries.conf", "ignore"):
+        (work / name).write_text("")
+    settings = work / "home/.config/containers"
+    settings.mkdir(parents=True)
+    policy = {"default": [{"type": "insecureAcceptAnything"}]}
+    (settings / "policy.json").write_text(json.dumps(policy))
+    give_tree(work, first_uid)
+    try:
+        yield work
+    finally:
+        remove_built(home, work, first_uid)
+
+
+def remove_built(home: Path, directory: Path, first_uid: int) -> None:
+    """Remove a tree, as an ordinary user in the namespace of its ids."""
+    if os.geteuid() == 0 or not directory.exists():
+        remove_tree(directory)
+        return
+    with suppress(HostError), user_namespace(home, directory.parent, first_uid=first_uid) as inside:
+        inside.run("rm", "-rf", "--", str(WORK / directory.name))
+
+
+@contextmanager
+def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
+    """Load the image; `belljar prune` leaves it meanwhile."""
+    path = home / BASES / image.digest
+    make_store_dir(path.parent)
+    with ExitStack() as held:
+        with locked(home, BASES):
+            while True:
+                if not _is_of(path, first_uid):
+                    remove_kept(home, path)  # one of other ids
+                    _load(home, image, first_uid, report)
+                with suppress(FileNotFoundError):  # `belljar prune` has just removed it
+                    held.enter_context(claimed(path))
+                    break
+        image_id = read_regular(path, _ID_FILE, 65).decode("ascii", "replace")
+        if _ID.fullmatch(image_id) is None:
+            raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
+        yield Base(path=path, image_id=image_id)
+
+
+def _is_of(path: Path, first_uid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return path.stat().st_uid == first_uid and (path / _ID_FILE).is_file()
+    return False
+
+
+def remove_kept(home: Path, path: Path) -> None:
+    """Remove a base, unless it is in use."""
+    if (retired := retire_unclaimed(path)) is not None:
+        with suppress(FileNotFoundError):  # another program finds it, and removes it too
+            remove_built(home, retired, retired.stat().st_uid)
+
+
+def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
+    verify(image)
+    need_space(home, MIN_FREE_BYTES + _EXPANSION * image.size_bytes, "loading a base")
+    report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
+    with scratch_dir(home) as scratch, work_dir(home, scratch, first_uid) as work:
+        with user_namespace(home, work, first_uid=first_uid, report=report) as inside:
+            image_id = _pull(inside, image)
+        with (work / "storage" / _ID_FILE).open("x") as file:  # never through a link
+            file.write(image_id)
+        run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)
+        (work / "storage").rename(home / BASES / image.digest)
+
+
+def _pull(inside: Inside, image: Image) -> str:
+    work, first_uid = inside.work, inside.first_uid
+    base, there = work / "base", WORK / "base"
+    base.mkdir(mode=0o700)
+    give_tree(base, first_uid)
+    os.link(image.rootfs, base / "rootfs")
+    inside.run("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
+    tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(there / "layer"), ".")
+    inside.run("tar", "-C", str(there / "root"), *tar)
+    layer = base / "layer"
+    layer_id = file_sha256(layer)
+    config = json.dumps(base_config(image, layer_id)).encode()
+    config_id = hashlib.sha256(config).hexdigest()
+    layer.rename(base / layer_id)
+    (base / config_id).write_bytes(config)
+    (base / "version").write_text("Directory Transport Version: 1.1\n")
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST_TYPE,
+        "config": _part(_CONFIG_TYPE, base / config_id),
+        "layers": [_part(_LAYER_TYPE, base / layer_id)],
+    }
+    (base / "manifest.json").write_text(json.dumps(manifest))
+    for name in (config_id, "version", "manifest.json"):
+        give_tree(base / name, first_uid)
+    inside.run(*buildah_argv(), "pull", "--quiet", f"dir:{there}")
+    return config_id
+
+
+def _part(kind: str, file: Path) -> dict[str, Any]:
+    return {"mediaType": kind, "digest": f"sha256:{file.name}", "size": file.stat().st_size}
+
+
+def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
+    """Return a stored image's Docker configuration without volumes (`Buildable`)."""
+    check = image.healthcheck or HealthCheck(test=())
+    created = image.created or "1970-01-01T00:00:00Z"
+    numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}
+    health = {"Test": list(check.test), **numbers}
+    config: dict[str, Any] = {
+        "Env": [f"{name}={value}" for name, value in image.env.items()],
+        "User": "" if image.user == "root" else image.user,
+        "WorkingDir": image.workdir,
+        "Entrypoint": list(image.entrypoint) or None,
+        "Cmd": list(image.cmd) or None,
+        "Healthcheck": {name: value for name, value in health.items() if value},
+        "Shell": list(image.shell),
+        "StopSignal": image.stop_signal,
+    }
+    return {
+        "architecture": debian_arch(),
+        "os": "linux",
+        "created": created,
+        "config": {name: value for name, value in config.items() if value},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [{"created": created, "created_by": f"belljar {image.digest}"}],
+    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import HostError
-from belljar.image.layers import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
+from belljar.image.layers import LayerError, check_components
 from belljar.policy.reference import is_idle
 from belljar.units import printable
 
@@ -44,7 +44,7 @@ _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def debian_arch() -> str:
-    """Debian's name of this architecture. Raises `HostError` if unsupported."""
+    """Raise `HostError` for an unsupported architecture."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
         hint = f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
@@ -54,7 +54,7 @@ def debian_arch() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """A Docker `HEALTHCHECK`; `test` begins with `CMD` or `CMD-SHELL`, 0 is the default."""
+    """`test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's default."""
 
     test: tuple[str, ...]
     interval_ns: int = 0
@@ -66,10 +66,9 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """The configuration of an image's processes.
+    """`user` is a name, a uid or `uid:gid`.
 
-    `user`: a name, a uid or `uid:gid`. `shell` and `stop_signal`: empty for Docker's defaults.
-    `on_build`: the instructions of ONBUILD, for a Dockerfile that starts from the image.
+    `shell` and `stop_signal` are empty for Docker's defaults; `on_build` has lines of ONBUILD.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class ImageConfig:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The program of `docker run`; empty if idle or a shell."""
+        """Return the program, nothing for one that is idle."""
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
@@ -95,7 +94,7 @@ LATER: Final = ("healthcheck", "shell", "volumes", "stop_signal", "on_build")
 
 
 def config_of(document: Mapping[str, Any]) -> ImageConfig:
-    """The configuration in an image's document. Raises `LayerError`."""
+    """Read the configuration in an image's document. Raises `LayerError`."""
     config = document.get("config") or {}
     if not isinstance(config, dict):
         raise _broken("config")
@@ -140,7 +139,7 @@ def _health_check(value: object) -> HealthCheck | None:
 def image_health(
     config: ImageConfig, times: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """The image's check as a cell's `health`, in seconds; Compose's `times` win."""
+    """Return a cell's `health` in seconds; Compose's `times` win."""
     check = config.healthcheck
     if check is None:
         return None
@@ -157,7 +156,6 @@ def image_health(
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """Return a fact for each stated part that cells change."""
     from belljar.differences import Difference, DifferenceKind
 
     health = "it is asked, at least once a second, until the program is healthy for the first time"
@@ -190,10 +188,7 @@ def _directory(value: object, name: str) -> str:
     if not path.startswith("/"):
         raise _broken(f"{name} names {printable(path)!r}, which is not absolute")
     path = "/" + posixpath.normpath(path).strip("/")
-    parts = path.encode().split(b"/")
-    is_long = len(path.encode()) > MAX_PATH_BYTES or max(map(len, parts)) > MAX_NAME_BYTES
-    if is_long or len(parts) > MAX_DEPTH:
-        raise _broken(name)
+    check_components(tuple(path.encode().split(b"/")), path.encode())
     return path
 
 

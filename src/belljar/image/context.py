@@ -35,8 +35,6 @@ _Rule: TypeAlias = "tuple[re.Pattern[str] | None, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Patterns of relative paths; whether each takes earlier ones back."""
-
     rules: tuple[tuple[_Rule, bool], ...] = ()
 
     def __contains__(self, path: str) -> bool:
@@ -48,7 +46,6 @@ class Ignored:
 
 
 def parse_ignore(text: str) -> Ignored:
-    """Parse a `.dockerignore`. Raises `PolicyError` for backslashes or beyond `MAX_RULES`."""
     rules = list[tuple[_Rule, bool]]()
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
@@ -68,7 +65,7 @@ def parse_ignore(text: str) -> Ignored:
 
 
 def read_ignore(context: Path, dockerfile: Path) -> Ignored:
-    """The rules of the Dockerfile's `NAME.dockerignore`, else of the context's."""
+    """Read the Dockerfile's `NAME.dockerignore`, else the context's."""
     beside = (dockerfile.parent, f"{dockerfile.name}.dockerignore")
     for directory, name in (beside, (context, ".dockerignore")):
         try:
@@ -82,7 +79,7 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 
 
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
-    """The digest of a context (names, kinds, modes and contents), copied `into` an empty directory.
+    """Return a context's digest (names, kinds, modes, contents); copy it `into` a directory.
 
     Raises `PolicyError` for a special file, and beyond `MAX_ENTRIES`, `MAX_BYTES` or `MAX_DEPTH`.
     """
@@ -132,7 +129,6 @@ def _take_all(context: Path, ignored: Ignored, into: Path | None) -> str:
 
 
 def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> tuple[bytes, int]:
-    """A regular file's digest and size, refused beyond `left_bytes`."""
     digest, size_bytes = hashlib.sha256(), 0
     with open_regular(context, str(name)) as fd:
         if os.fstat(fd).st_size > left_bytes:
@@ -161,7 +157,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
-    """Every included entry in fixed order, after its parents, even excluded ones."""
+    """Yield entries in a fixed order, each after its parents."""
     known = {context, *context.parents}
     # An excluded directory may then hold included files.
     may_take_back = any(takes_back for _, takes_back in ignored.rules)
@@ -183,7 +179,6 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
 
 
 def _matches(rule: _Rule, parts: Sequence[str]) -> bool:
-    """Match the path or a parent, in bounded time."""
     at = {0}  # so many parts may be matched by now
     for number, pattern in enumerate(rule, 1):
         if pattern is None:

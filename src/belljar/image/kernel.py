@@ -23,7 +23,7 @@ from belljar.store.locks import locked
 from belljar.store.scratch import scratch_dir
 
 if TYPE_CHECKING:
-    from belljar.image.apt import AptSource
+    from belljar.image.build import AptSource
 
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -37,7 +37,7 @@ _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """`modules`: in load order; `wanted`: those asked for."""
+    """`modules` are in load order, `wanted` as asked for."""
 
     digest: str
     version: str
@@ -48,7 +48,7 @@ class Kernel:
 
 
 def current_kernel(home: Path) -> Kernel:
-    """The kernel that new templates boot. Raises `HostError`."""
+    """Return the kernel that new templates boot. Raises `HostError`."""
     pointer = home / "kernel-current"
     try:
         digest = pointer.read_text().strip()
@@ -77,8 +77,7 @@ def current_kernel(home: Path) -> Kernel:
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
-    """Fetch the newest cloud kernel; make it current."""
-    from belljar.image.apt import PrivateApt
+    from belljar.image.build import PrivateApt
     from belljar.image.tools import run_tool, tool
 
     need_space(home, 512 << 20, "the guest kernel")
@@ -118,8 +117,6 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str]) -> Kernel:
     files = _files_of(whole)
     digest = _digest_of(files)
     document = {
-        "version": 1,
-        "digest": digest,
         "release": release,
         "package": f"{package['Package']}={package['Version']}",
         "package_sha256": package["SHA256"],
@@ -131,7 +128,6 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str]) -> Kernel:
 
 
 def adopt_kernel(home: Path, directory: Path) -> Kernel:
-    """Take a kernel from another store; make it current."""
     if _digest_of(_files_of(directory)) != directory.name:
         raise _damaged(directory)
     with scratch_dir(home) as scratch:
@@ -139,7 +135,6 @@ def adopt_kernel(home: Path, directory: Path) -> Kernel:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """Kernel and modules that are there."""
     modules = directory / "modules"
     found = [directory / "vmlinuz", *(sorted(modules.iterdir()) if modules.is_dir() else ())]
     return [path for path in found if path.is_file()]
@@ -199,9 +194,9 @@ def _damaged(path: Path) -> HostError:
 def load_order(
     wanted: Sequence[str], *, read: Callable[[str], bytes | None], builtin: Collection[str]
 ) -> list[tuple[str, bytes]]:
-    """The wanted modules and all they depend on, each after what it needs. Pure.
+    """Return the wanted modules and all they depend on, each after what it needs.
 
-    `read` gives a module's bytes. Raises `HostError` for one neither there nor built in.
+    Raises `HostError` for one that `read` does not give and that is not built in.
     """
     ordered: dict[str, bytes] = {}
 
@@ -223,7 +218,7 @@ def load_order(
 
 
 def module_name(text: str) -> str:
-    """The kernel's name: `virtio-rng.ko.xz` → `virtio_rng`."""
+    """Return the kernel's name: `virtio-rng.ko.xz` is `virtio_rng`."""
     return text.partition(".ko")[0].replace("-", "_")
 
 
@@ -244,9 +239,9 @@ _S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000  # inode(7); cpio's 
 def build_initramfs(
     agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None
 ) -> bytes:
-    """The gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko` in load order.
+    """Return the gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko`.
 
-    `modules`: name without `.ko`, uncompressed bytes. Raises `ValueError` for what is no ELF file.
+    `modules` are in load order. Raises `ValueError` for what is no ELF file.
     """
     programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
     for name, contents in [*programs, *modules]:

@@ -38,14 +38,11 @@ class LayerError(ValueError):
         self.hint = hint
 
     def refusal(self, where: str) -> PolicyError:
-        """The error that ends an import from `where`."""
         return PolicyError(f"the image is refused: {self}", where=printable(where), hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportLimits:
-    """The import is refused beyond any of these."""
-
     max_bytes: int = 8 << 30  # All layers together, uncompressed
     max_entries: int = 500_000  # All layers together, replaced ones included
     max_layers: int = 500
@@ -66,8 +63,6 @@ EntryPath = tuple[bytes, ...]
 
 
 class ImageEntryKind(StrEnum):
-    """The kinds of entries that an image may hold."""
-
     FILE = "file"
     HARD_LINK = "hard link"
     SYMLINK = "symbolic link"
@@ -75,9 +70,9 @@ class ImageEntryKind(StrEnum):
     FIFO = "pipe"
 
 
-_KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
-    b"0": ImageEntryKind.FILE,
+KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
     b"\0": ImageEntryKind.FILE,  # Before POSIX
+    b"0": ImageEntryKind.FILE,
     b"1": ImageEntryKind.HARD_LINK,
     b"2": ImageEntryKind.SYMLINK,
     b"5": ImageEntryKind.DIRECTORY,
@@ -85,31 +80,36 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LayerEntry:
-    """A layer's entry. `path`: without `.` or `..`; `target`: a link's, unchanged.
+    """A file of a layer, then of the tree that takes it, where hard links are one entry.
 
-    `capability`: a file's capabilities, as the kernel keeps them.
+    `path` has no `.` or `..`; a link's `target` may. `path_bytes`, `layer` (the last that named the
+    file), `content_layer` and `children` are the tree's.
     """
 
-    path: EntryPath
+    path: EntryPath = ()
     kind: ImageEntryKind
-    mode: int
-    uid: int
-    gid: int
-    mtime_s: int
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+    mtime_s: int = 0
     size_bytes: int = 0
     offset: int = 0
     target: bytes = b""
     capability: bytes = b""
+    path_bytes: int = 0
+    layer: int = 0
+    content_layer: int = 0
+    children: dict[bytes, LayerEntry] = field(default_factory=dict)
 
 
 def read_entries(
     pread: Callable[[int, int], bytes], size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
-    """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
+    """Yield the entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    It must end with an end marker or exactly after an entry. Raises `LayerError`.
+    The layer must end with an end marker or exactly after an entry. Raises `LayerError`.
     """
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
@@ -126,7 +126,12 @@ def read_entries(
         is_extra = kind in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX}
         if not is_extra:
             size = extra.numbers.get("size", size)
-        content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
+        if size and kind in {b"1", b"2", b"5", b"6"}:
+            raise LayerError(f"the entry at byte {offset} has a size and can't have content")
+        content = offset + _BLOCK
+        if content + size > size_bytes:
+            raise LayerError(f"the entry at byte {offset} is longer than the layer")
+        offset = content + size + -size % _BLOCK
         if is_extra:
             if size > MAX_METADATA_BYTES:
                 raise LayerError(f"an extended header has more than {MAX_METADATA_BYTES} bytes")
@@ -142,7 +147,7 @@ def read_entries(
 
 
 def split_path(name: bytes) -> EntryPath:
-    """A name's parts. Raises `LayerError` for `..` and `/…`."""
+    """Raise `LayerError` for `..` and `/…`."""
     if name.startswith(b"/"):
         raise LayerError(f"the name {printable(name)!r} is absolute")
     parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
@@ -163,8 +168,6 @@ def check_components(parts: EntryPath, name: bytes) -> None:
 
 @dataclass(slots=True)
 class _Extra:
-    """What extended headers say of the next entry."""
-
     used: bool = False
     name: bytes | None = None
     link: bytes | None = None
@@ -200,17 +203,6 @@ class _Extra:
                     raise LayerError("an entry's capabilities are no such attribute")
 
 
-def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
-    """The next header's offset. Only files have content."""
-    has_content = kind not in {b"1", b"2", b"5", b"6"}
-    if not has_content and size:
-        raise LayerError(f"the entry at byte {offset} has a size and can't have content")
-    end = offset + _BLOCK + size
-    if end > size_bytes:
-        raise LayerError(f"the entry at byte {offset} is longer than the layer")
-    return end + (-end) % _BLOCK
-
-
 def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -> LayerEntry:
     if extra.name is not None:
         name = extra.name
@@ -219,11 +211,11 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         # GNU's own magic has a blank there, and other fields where the prefix would be.
         if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
             name = prefix + b"/" + name
-    if kind not in _KINDS:
+    if kind not in KINDS:
         # A device, a sparse file, a part of an archive, or an unknown type
         what = f"of the type {printable(kind)!r}, which an image may not hold"
         raise LayerError(f"{printable(name[:200])!r} is {what}")
-    known = _KINDS[kind]
+    known = KINDS[kind]
     if known is ImageEntryKind.FILE and name.endswith(b"/") and not size:
         known = ImageEntryKind.DIRECTORY  # archives older than POSIX have its name alone
     if (mtime_s := extra.numbers.get("mtime")) is None:  # a time before 1970 is 1970
@@ -269,7 +261,7 @@ def _number(field_bytes: bytes, what: str) -> int:
 
 
 def _pax_records(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """The records `length key=value\\n`; each length must be exact."""
+    """Yield the records `length key=value\\n` of exact lengths."""
     rest = memoryview(content)
     while rest:
         # A length has 19 digits at most, and a blank.

@@ -1,33 +1,31 @@
-"""Importing container images: parts are found, read with bounds and merged in memory.
+"""Imports container images: parts are found, read with bounds and merged in memory.
 
-No digest, size or name of the archive is trusted.
-`design/policy.md` says why no tool unpacks it on the host.
+No digest, size or name is trusted; `design/policy.md` says why no tool unpacks on the host.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
-from belljar.image.layers import EntryPath, ImageEntryKind, ImportLimits, LayerError
-from belljar.image.origin import ImageParts, fetched, parse_document, read_bounded
+from belljar.image.layers import ImageEntryKind, ImportLimits, LayerEntry, LayerError
+from belljar.image.origin import ImageParts, fetched, read_document
 from belljar.image.store import MADE_HERE, Image, Store, check_name
-from belljar.image.tree import LayerBlob, MergedTree, TreeNode, open_layer, pack
+from belljar.image.tools import Report
+from belljar.image.tree import LayerBlob, MergedTree, open_layer, pack
 from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable
 
 __all__ = ["ImportLimits", "import_image"]
 
-Report: TypeAlias = Callable[[str], None]
 # What a small image takes; a large one that does not fit ends in one error all the same.
 _MIN_FREE_BYTES: Final = 256 << 20
 
@@ -59,7 +57,9 @@ def import_image(
             if not (names := (name,) if name else own):
                 raise LayerError("it has no name", hint="give it one with --name")
             rootfs, tree = scratch / "rootfs.sqfs", MergedTree(bounds, keep_setuid=keep_setuid)
-            config, digest = _configuration(found, bounds)
+            name_in_files, wanted = found.config
+            config, image_id = read_document(found.files, name_in_files, bounds, wanted=wanted)
+            check_platform(config)
             image_config = config_of(config)
             with ExitStack() as opened:
                 layers = _merge(tree, opened, scratch, found, config, bounds, report=report)
@@ -72,7 +72,7 @@ def import_image(
                 more_names=names[1:],
                 source=source,
                 created=printable(str(config.get("created") or ""), max_chars=40),
-                origins=tuple(dict.fromkeys((*found.digests, digest))),
+                origins=tuple(dict.fromkeys((*found.digests, f"sha256:{image_id}"))),
                 setuid_programs=tree.setuid_programs,
                 high_owner=tree.high_owner,
             )
@@ -87,19 +87,7 @@ def import_image(
         raise
 
 
-def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
-    """Read the configuration; its digest is the image's id."""
-    name, wanted = found.config
-    raw = read_bounded(found.files, name, limits)
-    config, digest = parse_document(raw), hashlib.sha256(raw).hexdigest()
-    if wanted not in {"", digest}:
-        raise LayerError("a document's bytes are not those of its digest")
-    check_platform(config)
-    return config, f"sha256:{digest}"
-
-
 def check_platform(config: Mapping[str, Any]) -> None:
-    """Raise `LayerError` for an image of another platform."""
     arch = debian_arch()
     stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
     if stated != ("linux", arch):
@@ -140,19 +128,27 @@ def _merge(
 def pack_tree(
     tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
 ) -> None:
-    """Pack a merged tree as `rootfs`, with the places that cells need."""
-    for wanted, paths in _PLACES.items():
-        for path in paths:
-            links = {ImageEntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[ImageEntryKind]()
-            if (kind := tree.kind_of(path)) not in {None, wanted, *links}:
-                raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
-    for parts, mode, kind in _mount_points(config):
-        tree.ensure(parts, mode, kind=kind)
+    """Pack a tree with the places that cells need."""
+    for path, wanted in _PLACES.items():
+        found = tree.at(path)
+        is_link = found is not None and found.kind is ImageEntryKind.SYMLINK
+        if found and found.kind is not wanted and not (is_link and path in _MAY_BE_LINKS):
+            what = f"its /{path.decode()} is a {found.kind}, where a {wanted} is needed"
+            raise LayerError(what)
+    for place in (config.workdir, *config.volumes):
+        above = ""
+        for part in filter(None, place.split("/")):
+            above = f"{above}/{part}"
+            tree.ensure(os.fsencode(above[1:]), ImageEntryKind.DIRECTORY, 0o755)
+    for path, kind in _PLACES.items():
+        is_file = kind is ImageEntryKind.FILE
+        if path not in _NOT_MADE:
+            tree.ensure(path, kind, 0o644 if is_file else 0o1777 if path == b"tmp" else 0o755)
 
-    def content(info: tarfile.TarInfo, node: TreeNode) -> Iterable[bytes]:
-        if not info.isreg() or not node.layer_of_content:
+    def content(info: tarfile.TarInfo, node: LayerEntry) -> Iterable[bytes]:
+        if not info.isreg() or not node.content_layer:
             return ()
-        return layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+        return layers[node.content_layer - 1].chunks(node.offset, node.size_bytes)
 
     members = ((info, content(info, node)) for info, node in tree.emit())
     pack(members, rootfs, made_s=tree.newest_s)
@@ -172,26 +168,18 @@ def pack_layer(
     return tree
 
 
-def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, ImageEntryKind]]:
-    """Yield required entries and modes: work directory, volumes, mount points."""
-    for place in (config.workdir, *config.volumes):
-        parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
-        for depth in range(1, len(parts) + 1) if parts != (b"",) else ():
-            yield parts[:depth], 0o755, ImageEntryKind.DIRECTORY
-    for directory in (b"dev", b"proc", b"sys", b"run", b"etc"):
-        yield (directory,), 0o755, ImageEntryKind.DIRECTORY
-    yield (b"tmp",), 0o1777, ImageEntryKind.DIRECTORY
-    for file in (b"machine-id", b"resolv.conf", b"hostname", b"hosts"):
-        yield (b"etc", file), 0o644, ImageEntryKind.FILE
-
-
-# What a cell's start mounts over, reads or writes before the image's first program. A pipe would
-# hold the start, a link lead it elsewhere; some images have a link that does neither.
+# What a cell's start mounts over, reads or writes before the image's first program, made where it
+# is missing. A pipe would hold the start, a link lead it elsewhere; some images have a link that
+# does neither.
 _PLACES: Final = {
-    ImageEntryKind.DIRECTORY: (b"dev", b"proc", b"sys", b"etc", b"run", b"tmp"),
-    ImageEntryKind.FILE: (
-        *(b"etc/passwd", b"etc/group", b"etc/hostname", b"etc/hosts"),
-        *(b"etc/machine-id", b"etc/resolv.conf"),
+    **dict.fromkeys((b"dev", b"proc", b"sys", b"run", b"etc", b"tmp"), ImageEntryKind.DIRECTORY),
+    **dict.fromkeys(
+        (
+            *(b"etc/passwd", b"etc/group", b"etc/hostname", b"etc/hosts"),
+            *(b"etc/machine-id", b"etc/resolv.conf"),
+        ),
+        ImageEntryKind.FILE,
     ),
 }
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
+_NOT_MADE: Final = {b"etc/passwd", b"etc/group"}

@@ -1,8 +1,7 @@
-"""An image at its source: a registry (by skopeo), a daemon, a file.
+"""Finds an image at its source: a registry (by skopeo), a daemon, a file.
 
-Tags change, so the digest asked of a registry is fetched. Nothing in a file is believed: callers
-check digests. No name in an archive becomes a path. Source: image-spec v1.1; the layout of
-`docker save`.
+Nothing in a file is believed: callers check digests, and no name in an archive becomes a path.
+Source: image-spec v1.1; the layout of `docker save`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from belljar.image.layers import (
     LayerError,
     read_entries,
 )
-from belljar.image.tools import plain_env, run_tool, tool
+from belljar.image.store import reference_of
+from belljar.image.tools import Report, plain_env, run_tool, tool
 from belljar.image.tree import LayerBlob, is_plain, open_layer
-from belljar.policy.reference import Reference, parse_reference
+from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
@@ -47,7 +47,6 @@ INDEX_TYPES: Final = frozenset(
         "application/vnd.docker.distribution.manifest.list.v2+json",
     }
 )
-DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 # More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
 # containerd's is a whole name; OCI's is often a tag alone.
@@ -65,7 +64,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParts:
-    """An image's parts by names in `files`, with required SHA-256, or ""."""
+    """A part is a name and its SHA-256, or ""."""
 
     files: Files
     config: tuple[str, str]
@@ -76,7 +75,7 @@ class ImageParts:
 
 @contextmanager
 def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterator[Files]:
-    """Give the files of a tar archive one at a time, below `work` under a name of its own.
+    """Give the files of a tar archive one at a time, below `work` under one fixed name.
 
     Links between them are followed: `docker save` wrote a layer that occurs twice as one.
     """
@@ -112,15 +111,19 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
         yield find
 
 
-def read_bounded(files: Files, name: str, limits: ImportLimits) -> bytes:
-    """Read a document's bytes. Raises `LayerError`: missing or too large."""
+def read_document(
+    files: Files, name: str, limits: ImportLimits, *, wanted: str = "", kind: type = dict
+) -> tuple[Any, str]:
+    """Return a JSON document and its SHA-256 in hex, which must be `wanted` if that is known."""
     if (path := files(name)).stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
-    return path.read_bytes()
+    raw = path.read_bytes()
+    if (digest := hashlib.sha256(raw).hexdigest()) != wanted and wanted:
+        raise LayerError("a document's bytes are not those of its digest")
+    return parse_document(raw, kind), digest
 
 
 def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of that kind
-    """A JSON object, or another `kind`. Raises `LayerError`."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -131,20 +134,18 @@ def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of t
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
-    """Return whether it lists manifests of several platforms."""
     return str(document.get("mediaType")) in INDEX_TYPES or (
         "mediaType" not in document and "manifests" in document
     )
 
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
-    """The digest of the manifest for `linux/arch`. Raises `LayerError`."""
     for entry in _entries(index):
         platform = entry.get("platform")
         platform = platform if isinstance(platform, dict) else {}
         stated = (str(platform.get("os")), str(platform.get("architecture")))
         digest = str(entry.get("digest"))
-        is_manifest = str(entry.get("mediaType")) in MANIFEST_TYPES and DIGEST.fullmatch(digest)
+        is_manifest = str(entry.get("mediaType")) in MANIFEST_TYPES and IMAGE_ID.fullmatch(digest)
         if is_manifest and stated == ("linux", arch):
             return digest
     raise LayerError(f"it is not made for linux/{arch}, as guests here are")
@@ -167,17 +168,8 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in listed if isinstance(entry, dict)]
 
 
-def reference_of(text: str) -> Reference:
-    """Return a name's parts. Raises `PolicyError`."""
-    try:
-        return parse_reference(text)
-    except ValueError as error:
-        raise PolicyError(str(error), where=printable(text)) from error
-
-
 def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
-    """Find the image in `docker save`'s output. Raises `LayerError`."""
-    listed = parse_document(read_bounded(files, "manifest.json", limits), list)
+    listed, _ = read_document(files, "manifest.json", limits, kind=list)
     if len(listed) != 1 or not isinstance(image := listed[0], dict):
         raise _not_one(len(listed))
     tags, layers, config = (image.get(name) for name in ("RepoTags", "Layers", "Config"))
@@ -189,8 +181,7 @@ def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
 
 
 def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
-    """Find the image of an OCI layout. Raises `LayerError`."""
-    entries = _entries(parse_document(read_bounded(files, "index.json", limits)))
+    entries = _entries(read_document(files, "index.json", limits)[0])
     found = {str(entry.get("digest")): is_index(entry) for entry in entries}
     if len(found) != 1:
         raise _not_one(len(found))
@@ -201,11 +192,10 @@ def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
     names = _names([each for each in written if "/" in each or ":" in each][:1])
     digests: tuple[str, ...] = ()
     if has_index:  # a nested index: a registry has the image under its digest
-        nested = read_bounded(files, f"blobs/sha256/{_hex(digest)}", limits)
-        if hashlib.sha256(nested).hexdigest() != _hex(digest):
-            raise LayerError("a document's bytes are not those of its digest")
+        wanted = _hex(digest)
+        nested, _ = read_document(files, f"blobs/sha256/{wanted}", limits, wanted=wanted)
         digests = (digest,)
-        digest = instance_of(parse_document(nested), debian_arch())
+        digest = instance_of(nested, debian_arch())
     file = f"blobs/sha256/{_hex(digest)}"
     return image_of_manifest(
         files, file, limits, wanted=digest, names=names, digests=digests, place="blobs/sha256/"
@@ -226,11 +216,7 @@ def image_of_manifest(
     digests: tuple[str, ...],
     place: str = "",
 ) -> ImageParts:
-    """Read the manifest `name` of digest `wanted`. Raises `LayerError`."""
-    raw = read_bounded(files, name, limits)
-    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
-        raise LayerError("its manifest is not the one of its digest")
-    manifest = parse_document(raw)
+    manifest, _ = read_document(files, name, limits, wanted=_hex(wanted))
     if str(manifest.get("mediaType", next(iter(MANIFEST_TYPES)))) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
     layers = manifest.get("layers")
@@ -252,8 +238,8 @@ def image_of_manifest(
 
 
 def _hex(digest: str) -> str:
-    """Return a digest's hex digits: no other document text enters paths."""
-    if DIGEST.fullmatch(digest) is None:
+    """Return the digits: no other text of a document enters paths."""
+    if IMAGE_ID.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
 
@@ -278,12 +264,9 @@ _TRUST_POLICIES: Final = (
 
 @contextmanager
 def fetched(
-    ref: str,
-    scratch: Path,
-    limits: ImportLimits,
-    report: Callable[[str], None] = lambda _line: None,
+    ref: str, scratch: Path, limits: ImportLimits, report: Report = lambda _line: None
 ) -> Iterator[ImageParts]:
-    """The image `ref`, fetched in a directory below `scratch`."""
+    """Fetch the image `ref` into a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
     if not rest or transport not in (*_FILES, *_SERVICES):
         shown = printable(ref, max_chars=200)
@@ -316,8 +299,7 @@ def fetched(
         yield replace(found, names=(name,))
 
 
-def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
-    """Have Docker or Podman write it to `source`; its name."""
+def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
     reference, failures = reference_of(rest), list[str]()
     name = reference.familiar
     patient = replace(limits, stall_s=_DAEMON_STALLS * limits.stall_s)
@@ -342,10 +324,8 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
     raise HostError(what, where=printable(f"docker-daemon:{name}"), hint=hint)
 
 
-def _copied(
-    rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
-) -> ImageParts:
-    """Ask a registry for a name's digest; copy that image with unchanged digests."""
+def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> ImageParts:
+    """Copy the image of the digest that a registry has for a name."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
@@ -375,19 +355,15 @@ def _copied(
     )
 
 
-def _watch(
-    work: Path, ref: str, limits: ImportLimits, report: Callable[[str], None]
-) -> Callable[[], None]:
-    """A check for growth and for the size bounds."""
+def _watch(work: Path, ref: str, limits: ImportLimits, report: Report) -> Callable[[], None]:
     seen, changed_s = -1, monotonic()
 
     def check() -> None:
         nonlocal seen, changed_s
-        total = 0
-        for directory, _, files in os.walk(work):
-            for name in files:
-                with suppress(FileNotFoundError):
-                    total += Path(directory, name).lstat().st_size
+        try:
+            total = sum(path.lstat().st_size for path in work.rglob("*"))
+        except FileNotFoundError:  # it was renamed meanwhile: the next look is soon
+            return
         if total > limits.max_bytes + _SLACK_BYTES:
             what = f"the image is larger than {format_size(limits.max_bytes)}"
             raise PolicyError(what, where=ref, hint="--max-size allows more")

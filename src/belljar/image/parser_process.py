@@ -1,4 +1,4 @@
-"""The process apart of `belljar.image.stages`: a Dockerfile on standard input, JSON as output.
+"""The process apart of `belljar.image.dockerfile`: a Dockerfile on standard input, JSON as output.
 
 It is run as a file, by a Python that imports nothing else: it starts in 20 ms.
 """
@@ -18,7 +18,6 @@ _MAX_INSTRUCTIONS = 10_000
 
 
 def main() -> None:
-    """Write the instructions, or the parser's complaint."""
     sys.path += json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))

@@ -56,9 +56,9 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(ImageConfig):
-    """An immutable root file system (squashfs), by the SHA-256 of its bytes in hex.
+    """An immutable root file system (squashfs) by the SHA-256 of its bytes in hex.
 
-    `origins`: digests of the documents that it was imported from. `high_owner`: see `MergedTree`.
+    `origins` are digests of the documents that it was imported from.
     """
 
     digest: str
@@ -74,13 +74,10 @@ class Image(ImageConfig):
 
     @property
     def config(self) -> ImageConfig:
-        """The configuration of its processes."""
         return ImageConfig(**{part.name: getattr(self, part.name) for part in fields(ImageConfig)})
 
 
 class Store:
-    """The images under `home`, which need not exist yet."""
-
     def __init__(self, home: Path) -> None:
         self.home = home
         self._images = home / "images"
@@ -88,7 +85,7 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """The image of a reference or a digest.
+        """Return the image of a reference or a digest.
 
         A reference's digest must be one that the image was imported from; its tag is ignored, as in
         Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
@@ -108,10 +105,10 @@ class Store:
         return self._read(digest, names, origins)
 
     def list(self) -> tuple[Image, ...]:
-        """Named images first, then by name or digest."""
         names, origins = self._indexes()
         found = []
-        for digest in self._digests():
+        entries = os.listdir(self._images) if self._images.is_dir() else ()  # noqa: PTH208
+        for digest in filter(_DIGEST.fullmatch, entries):
             try:
                 found.append(self._read(digest, names, origins))
             except HostError:
@@ -159,9 +156,9 @@ class Store:
         return self._enter(rootfs, document, called, origins)
 
     def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
-        """Take an image that another store made, from a directory as this store has them.
+        """Take an image's directory of another store.
 
-        Raises `HostError` when it isn't what its name, a digest, says; then nothing was taken.
+        Raises `HostError` when its bytes are not those of its digest; then nothing was taken.
         """
         called = [check_name(each, origins=origins) for each in names]
         file = directory / "image.json"
@@ -205,7 +202,7 @@ class Store:
             return self._read(digest, names, known)
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last the image. Return that."""
+        """Remove a name, and with its last the image."""
         with locked(self.home, "images"):
             image, (names, origins) = self.find(ref), self._indexes()
             reference = _parsed(ref)
@@ -220,8 +217,7 @@ class Store:
             return image
 
     def name(self, image: Image, name: str) -> Image:
-        """Add a name. Raises `PolicyError` for a forbidden one, `HostError` for an image that was
-        removed meanwhile."""
+        """Raise `PolicyError` for a forbidden name, `HostError` for a removed image."""
         name = check_name(name)
         with locked(self.home, "images"):
             if not (self._images / image.digest).exists():
@@ -230,7 +226,6 @@ class Store:
         return replace(image, names=tuple(sorted({*image.names, name})))
 
     def missing(self, ref: str) -> HostError | None:
-        """The error when the image is missing."""
         try:
             self.find(ref)
         except HostError as error:
@@ -238,7 +233,7 @@ class Store:
         return None
 
     def _indexes(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Digests by names, and by the digests that images were imported from."""
+        """Return digests by names, and by origins."""
         found = list[dict[str, str]]()
         for file in (self._names_file, self._digests_file):
             try:
@@ -255,11 +250,6 @@ class Store:
             written.chmod(mode)
             sync_file(written)
             written.replace(file)
-
-    def _digests(self) -> tuple[str, ...]:
-        if not self._images.is_dir():
-            return ()
-        return tuple(sorted(filter(_DIGEST.fullmatch, os.listdir(self._images))))  # noqa: PTH208
 
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
@@ -282,7 +272,6 @@ class Store:
 
 
 def command_for(ref: str) -> str:
-    """The command that gets the image."""
     if ref in MADE_HERE:
         return MADE_HERE[ref]
     if ref == MODEL_IMAGE:
@@ -304,14 +293,19 @@ def verify(image: Image) -> None:
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
-    """A digest must be among `origins`. Raises `PolicyError`."""
-    try:
-        reference = parse_reference(name)
-        if reference.digest and reference.digest not in origins:
-            raise ValueError(f"`{printable(name)}`: it was not imported by this digest")
-    except ValueError as error:
-        raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
+    """Raise `PolicyError` for a digest that is not among `origins`."""
+    reference = reference_of(name)
+    if reference.digest and reference.digest not in origins:
+        raise PolicyError("it was not imported by this digest", where=printable(name))
     return reference.familiar
+
+
+def reference_of(text: str) -> Reference:
+    try:
+        return parse_reference(text)
+    except ValueError as error:
+        hint = "give a name such as `team/tools:1`"
+        raise PolicyError(str(error), where=printable(text), hint=hint) from error
 
 
 def _parsed(ref: str) -> Reference | None:
@@ -322,7 +316,6 @@ def _parsed(ref: str) -> Reference | None:
 
 
 def file_sha256(path: Path) -> str:
-    """In hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -355,28 +348,24 @@ def _image(
 
 
 class MissingImage(NamedTuple):
-    """An image that the store lacks, why, and the command that gets it."""
-
     image: str
     why: HostError
     command: str
 
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
-    """Each missing image once, in the given order."""
     found = ((image, store.missing(image)) for image in dict.fromkeys(images))
     return tuple(MissingImage(image, why, command_for(image)) for image, why in found if why)
 
 
 def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
-    """Raises one `HostError` that lists all missing images."""
+    """Raise one `HostError` that lists all missing images."""
     names = tuple(dict.fromkeys(images))
     refuse_missing(missing_images(store, names))
     return {name: store.find(name) for name in names}
 
 
 def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
-    """Raise one `HostError` for all of them, if any."""
     if not missing:
         return
     if len(missing) == 1:

@@ -1,4 +1,4 @@
-"""Running the host's tools: argv lists only, bounded in time, output and size of their files.
+"""Runs the host's tools: argv lists only, bounded in time, output and size of their files.
 
 A tool that needs root gets a user namespace with 65,536 ids and its own files, mounts, processes,
 IPC and, unless asked otherwise, network.
@@ -6,8 +6,8 @@ IPC and, unless asked otherwise, network.
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -15,15 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
 from belljar.errors import HostError
+from belljar.store.home import HINT_SPACE
 from belljar.subids import first_subordinate_id, grant_hint, user_name
-from belljar.units import format_duration, printable
+from belljar.units import format_duration, format_size, printable
 
+Report = Callable[[str], None]
 Watch = Callable[[], None]
 _T = TypeVar("_T")
 _KEPT_STDERR_BYTES: Final = 4096
@@ -32,8 +34,7 @@ _POLL_S: Final = 0.2
 
 
 def tool(name: str) -> str:
-    """Its absolute path. Raises `HostError`."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
     if found is None:
         hint = f"run `belljar setup`, or install the package that has {name}"
         raise HostError(f"the tool {name} is missing", hint=hint)
@@ -41,7 +42,7 @@ def tool(name: str) -> str:
 
 
 def plain_env(**extra: str) -> dict[str, str]:
-    """In the C locale, for messages that programs read."""
+    """Use the C locale, for messages that programs read."""
     return {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **extra}
 
 
@@ -53,7 +54,7 @@ def run_tool(
     cwd: Path | None = None,
     watch: Watch = lambda: None,
 ) -> bytes:
-    """Run a tool to its end and return its standard output. Raises `HostError` when it fails.
+    """Return a tool's standard output. Raises `HostError` when it fails.
 
     Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
     """
@@ -69,7 +70,7 @@ def run_tool(
 def polled(
     wait: Callable[[float], _T], argv: Sequence[str], timeout_s: float, watch: Watch = lambda: None
 ) -> _T:
-    """Return `wait`'s result, calling `watch` meanwhile. Raises `HostError` at `timeout_s`."""
+    """Raise `HostError` at `timeout_s`; call `watch` meanwhile."""
     give_up = time.monotonic() + timeout_s
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -101,24 +102,20 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
 
 @contextmanager
 def drained(
-    process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None
+    process: subprocess.Popen[bytes], *, on_line: Report = lambda _line: None
 ) -> Iterator[bytearray]:
-    """Read standard error (or a joint output) so that it never blocks; the last 16 KiB.
+    """Keep the last 16 KiB of standard error, or a joint output, so that it never blocks.
 
-    `on_line` runs in another thread, until it fails; lines longer than 4 KiB come in pieces.
+    `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
     """
-    kept, stream, tell = bytearray(), process.stderr or process.stdout, on_line
+    kept, stream = bytearray(), process.stderr or process.stdout
 
     def read() -> None:
-        nonlocal tell
         while stream is not None and (line := stream.readline(_KEPT_STDERR_BYTES)):
             kept.extend(line)
             del kept[:-16384]
-            try:
-                if tell is not None:
-                    tell(line.decode("utf-8", "replace").rstrip())
-            except (OSError, ValueError):  # whoever read the lines has gone, or a disk is full
-                tell = None
+            with suppress(OSError, ValueError):  # the reader of lines has gone, or a disk is full
+                on_line(line.decode("utf-8", "replace").rstrip())
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -142,7 +139,6 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, killed after the block."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,
@@ -160,7 +156,7 @@ def started(
 
 
 def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
-    """Kill and reap; `grace_s`: after a SIGTERM."""
+    """Kill and reap; `grace_s` lies between SIGTERM and SIGKILL."""
     if grace_s and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -175,7 +171,6 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 
 
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
-    """A failed tool's error, with its last output escaped."""
     how = f"failed with status {status}"
     if status < 0:
         how = f"was killed by {signal.Signals(-status).name}"
@@ -185,13 +180,13 @@ def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """The command's own tool: after the last wrapper's `--`."""
+    """Return the command's own tool, after the last wrapper's `--`."""
     ends = [index for index, word in enumerate(argv[:-1]) if word == "--"]
     return Path(argv[ends[-1] + 1] if ends else argv[0]).name
 
 
 def give_tree(tree: Path, uid: int) -> None:
-    """As root, give `uid` a tree, not links' targets."""
+    """Give it away if this is root; links' targets stay."""
     if os.geteuid() != 0:
         return
     os.chown(tree, uid, uid, follow_symlinks=False)
@@ -207,6 +202,11 @@ _ROOTS_SLOTS: Final = 1 << 12  # Up to 0xC000_0000
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
 _MAX_FILE_BYTES: Final = 64 << 30
+# Of one tool: a build that compiles takes its time, one that waits for ever ends.
+_TOOL_TIMEOUT_S: Final = 3600.0
+# Of a failing step: what fits on a screen beside the error.
+_TAIL_LINES: Final = 12
+MIN_FREE_BYTES: Final = 256 << 20
 # For the kernel to end all processes of a namespace whose first one is gone.
 _END_TIMEOUT_S: Final = 10.0
 # The working directory, whose host path may be closed.
@@ -295,49 +295,43 @@ wait $tool
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSpaceError(HostError):
+    """The tool was stopped on a nearly full disk."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Inside:
-    """A user namespace over a working directory; `first_uid`: its root's host id."""
+    """`first_uid` is the host id of its root; `tail` holds the last lines of its tools."""
 
     first_uid: int
     work: Path
     user_fd: int
     mounts_fd: int
+    report: Report
+    tail: list[str] = field(default_factory=list)
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        timeout_s: float,
-        has_network: bool = False,
-        on_line: Callable[[str], None] = lambda _line: None,
-        watch: Watch = lambda: None,
-    ) -> bytes:
-        """Run a tool as the inner root in `WORK`; returns its last output."""
+    def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
+        """Run a tool as the inner root; return its last output."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
         apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
-        wrapped = [
+        argv = [
             *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--"),
             *(tool("nsenter"), *outer, *_AS_ROOT),
             *(tool("nsenter"), "--user=/run/inner", *_AS_ROOT),
             *(tool("unshare"), *apart, *([] if has_network else ["--net"])),
-            *("--", "/bin/sh", "-c", _RUN, "init", *argv),
+            *("--", "/bin/sh", "-c", _RUN, "init", tool(name), *words),
         ]
+        env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "TMPDIR": str(WORK / "tmp")}
+        env |= dict.fromkeys(("HOME", "XDG_RUNTIME_DIR"), f"{WORK}/home")
+        pipe, joint = subprocess.PIPE, subprocess.STDOUT
         with (
-            started(
-                wrapped,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=env,
-            ) as process,
-            drained(process, on_line=on_line) as output,
+            started(argv, stdin=pipe, stdout=pipe, stderr=joint, env=env) as process,
+            drained(process, on_line=self._say) as output,
         ):
             try:
-                polled(process.wait, argv, timeout_s, watch)
+                polled(process.wait, [name], _TOOL_TIMEOUT_S, self._check_space)
             except BaseException:
                 # Process 1 ends, and is gone only after all others: then their files are too.
                 if process.stdin is not None:
@@ -346,8 +340,19 @@ class Inside:
                     process.wait(_END_TIMEOUT_S)
                 raise
         if process.returncode != 0:
-            raise failed(argv, process.returncode, bytes(output))
+            raise failed([name], process.returncode, bytes(output))
         return bytes(output)
+
+    def _say(self, line: str) -> None:
+        shown = printable(line, max_chars=400)
+        self.tail = [*self.tail[1 - _TAIL_LINES :], shown]
+        self.report(shown)
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self.work).free
+        if free < MIN_FREE_BYTES // 4:
+            what = f"no space is left to build the image: {format_size(free)} are free"
+            raise NoSpaceError(what, where=str(self.work.parents[2]), hint=HINT_SPACE)
 
 
 _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
@@ -355,9 +360,15 @@ _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
 
 @contextmanager
 def user_namespace(
-    home: Path, work: Path, *, first_uid: int, shown: Sequence[Path] = (), has_network: bool = False
+    home: Path,
+    work: Path,
+    *,
+    first_uid: int,
+    shown: Sequence[Path] = (),
+    has_network: bool = False,
+    report: Report = lambda _line: None,
 ) -> Iterator[Inside]:
-    """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` in `SHOWN`.
+    """Make namespaces whose tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
 
     `work` and `shown` are directories below the store `home`. No /etc, home or socket of this host
     is seen. Raises `HostError` where this user can have none.
@@ -379,12 +390,13 @@ def user_namespace(
                 ]
                 for fd in fds:
                     opened.callback(os.close, fd)
-            yield Inside(first_uid=first_uid, work=work, user_fd=fds[0], mounts_fd=fds[1])
+            yield Inside(
+                first_uid=first_uid, work=work, user_fd=fds[0], mounts_fd=fds[1], report=report
+            )
 
 
 @contextmanager
 def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
-    """The id of a process that ends after the block."""
     env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd, env=env) as holder:
         if holder.stdin is None or holder.stdout is None or holder.stderr is None:
@@ -395,19 +407,12 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
         holder.stdin.close()
 
 
-def draw_first_id() -> int:
-    """A new namespace root's host id."""
+def first_id_of(home: Path) -> int:
+    """Return the host's id of root in the builds of a store."""
     if os.geteuid() != 0:
         return os.geteuid()
-    return _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
-
-
-def is_first_id(uid: int) -> bool:
-    """Return whether `draw_first_id` could have given it."""
-    if os.geteuid() != 0:
-        return uid == os.geteuid()
-    slot, rest = divmod(uid - _ROOTS_FIRST_ID, IDS)
-    return rest == 0 and 0 <= slot < _ROOTS_SLOTS
+    number = int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:8], "big")
+    return _ROOTS_FIRST_ID + number % _ROOTS_SLOTS * IDS
 
 
 def _map_ids(pid: int, first_uid: int) -> None:

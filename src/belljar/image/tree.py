@@ -6,6 +6,7 @@ climbs above the root is refused.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import stat
@@ -15,13 +16,13 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal
 
 from belljar.errors import HostError
 from belljar.image.layers import (
     CAPABILITY,
+    KINDS,
     MAX_DEPTH,
     MAX_PATH_BYTES,
     MAX_TEXT_BYTES,
@@ -38,26 +39,21 @@ from belljar.store.home import HINT_SPACE
 from belljar.units import format_size, printable
 
 _CHUNK_BYTES: Final = 1 << 20
-_PIECE_BYTES: Final = 16 << 10
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, RFC 8878
 # More than any packer's level takes without being told (zstd(1), `--long`).
 _ZSTD_WINDOW_BYTES: Final = 128 << 20
 
 
 class LayerBlob:
-    """An uncompressed layer in an unnamed file."""
-
     def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
         self._file = file
         self.size_bytes = size_bytes
         self.diff_id = diff_id
 
     def pread(self, count: int, offset: int) -> bytes:
-        """Up to `count` bytes at `offset`."""
         return os.pread(self._file.fileno(), count, offset)
 
     def chunks(self, offset: int, size_bytes: int) -> Iterator[bytes]:
-        """The bytes of a file in the layer."""
         while size_bytes:
             chunk = self.pread(min(_CHUNK_BYTES, size_bytes), offset)
             if not chunk:
@@ -66,29 +62,25 @@ class LayerBlob:
             offset, size_bytes = offset + len(chunk), size_bytes - len(chunk)
 
     def close(self) -> None:
-        """Give the file's space back."""
         self._file.close()
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip, zstd or plain) of SHA-256 `digest` (None: unknown)."""
+    """Decompress a blob (gzip, zstd or plain), and compare a known digest."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
-        compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
         with blob.open("rb") as source:
-            magic = source.read(4)
+            if digest not in {None, hashlib.file_digest(source, "sha256").hexdigest()}:
+                raise LayerError("a layer's bytes are not those of its digest")
             source.seek(0)
-            is_zstd, is_gzip = magic.startswith(_ZSTD), magic.startswith(_GZIP)
-            read = _unzstd if is_zstd else _gunzip if is_gzip else _read
-            for chunk in read(source, compressed):
+            plain, size = hashlib.sha256(), 0
+            for chunk in _uncompressed(source):
                 size += len(chunk)
                 if size > max_bytes:
                     what = f"it is larger than {format_size(max_bytes)} when uncompressed"
                     raise LayerError(what, hint="--max-size allows more")
                 plain.update(chunk)
                 file.write(chunk)
-        if digest is not None and compressed.hexdigest() != digest:
-            raise LayerError("a layer's bytes are not those of its digest")
         file.flush()
         return LayerBlob(file, size, plain.hexdigest())
     except BaseException:
@@ -97,56 +89,27 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
 
 
 def is_plain(file: Path) -> bool:
-    """Return whether a file has no known compression."""
     with file.open("rb") as opened:
         return not opened.read(4).startswith((_GZIP, _ZSTD))
 
 
-def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    while chunk := source.read(_CHUNK_BYTES):
-        digest.update(chunk)
-        yield chunk
+def _uncompressed(source: IO[bytes]) -> Iterator[bytes]:
+    """Yield pieces up to 1 MiB of all members or frames."""
+    import zstandard  # few commands read a layer
 
-
-def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All members, at most a mebibyte at a time."""
-    inflate = zlib.decompressobj(wbits=31)
-    try:
-        # In small pieces: each of many empty members copies what is left of its piece
-        for rest in (
-            chunk[at : at + _PIECE_BYTES]
-            for chunk in _read(source, digest)
-            for at in range(0, len(chunk), _PIECE_BYTES)
-        ):
-            while rest:
-                if inflate.eof:
-                    inflate = zlib.decompressobj(wbits=31)
-                yield inflate.decompress(rest, _CHUNK_BYTES)
-                rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-        while not inflate.eof and (
-            tail := inflate.decompress(inflate.unconsumed_tail, _CHUNK_BYTES)
-        ):
-            yield tail
-    except zlib.error as error:
-        raise LayerError(f"a layer's compression is broken: {error}") from error
-    if not inflate.eof:
-        raise LayerError("a layer ends in the middle of its compressed data")
-
-
-def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All frames, in pieces up to 1 MiB; the window bounds memory."""
-    import zstandard  # few layers need it
-
-    # The decompressor reads the file by itself, so its digest is taken before.
-    for _ in _read(source, digest):
-        pass
+    stream: IO[bytes] | gzip.GzipFile = source
+    magic = source.read(4)
     source.seek(0)
-    try:
+    if magic.startswith(_GZIP):
+        stream = gzip.GzipFile(fileobj=source)
+    elif magic.startswith(_ZSTD):
+        # The window bounds memory.
         decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-        reader = decompressor.stream_reader(source, read_across_frames=True, closefd=False)
-        while chunk := reader.read(_CHUNK_BYTES):
+        stream = decompressor.stream_reader(source, read_across_frames=True, closefd=False)
+    try:
+        while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
-    except zstandard.ZstdError as error:
+    except (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError) as error:
         raise LayerError(f"a layer's compression is broken: {error}") from error
 
 
@@ -157,46 +120,18 @@ _OPAQUE: Final = b".wh..wh..opq"
 _MAX_LINKS_FOLLOWED: Final = 40
 # Of a whole image: long chains of links before every entry would take hours.
 _MAX_STEPS: Final = 100_000_000
-_TYPES: Final = {
-    ImageEntryKind.FILE: tarfile.REGTYPE,
-    ImageEntryKind.SYMLINK: tarfile.SYMTYPE,
-    ImageEntryKind.DIRECTORY: tarfile.DIRTYPE,
-    ImageEntryKind.FIFO: tarfile.FIFOTYPE,
-}
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class TreeNode:
-    """A file of the tree; hard links are one node. `layer` is the last that changed it.
-
-    A file's content is in `layer_of_content` (0: it has none), `size_bytes` at `offset`.
-    `path_bytes`: of a directory's own path, with the slash behind it.
-    """
-
-    kind: ImageEntryKind
-    layer: int
-    layer_of_content: int = 0
-    mode: int = 0o755
-    uid: int = 0
-    gid: int = 0
-    mtime_s: int = 0
-    size_bytes: int = 0
-    offset: int = 0
-    target: bytes = b""
-    path_bytes: int = 0
-    capability: bytes = b""
-    children: dict[bytes, TreeNode] = field(default_factory=dict)
+_TYPES: Final = {kind: tar_type for tar_type, kind in KINDS.items()}
 
 
 class MergedTree:
-    """The merged file system; `apply` takes entries, lowest layer first.
+    """Merges layers, of which `apply` takes the entries, the lowest layer first.
 
-    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed.
-    Raises `LayerError` for what an image may not have or `limits` forbid.
+    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed. Raises
+    `LayerError` for what an image may not have or `limits` forbid.
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
-        self.root = TreeNode(kind=ImageEntryKind.DIRECTORY, layer=0)
+        self.root = LayerEntry(kind=ImageEntryKind.DIRECTORY, layer=0)
         self.newest_s = 0
         self.has_setuid = False
         self.high_owner = ""  # a file whose owner no container can have, and its ids
@@ -209,21 +144,17 @@ class MergedTree:
 
     @property
     def setuid_programs(self) -> Literal["", "kept", "removed"]:
-        """The fate of set-user-ID bits, if there were any."""
         return "" if not self.has_setuid else "kept" if self._keep_setuid else "removed"
 
     def begin_layer(self) -> None:
-        """The next layer begins."""
         self._layer += 1
 
     def apply_layer(self, layer: LayerBlob) -> None:
-        """Take all entries of the next layer."""
         self.begin_layer()
         for entry in read_entries(layer.pread, layer.size_bytes):
             self.apply(entry)
 
     def apply(self, entry: LayerEntry) -> None:
-        """Take one entry of the current layer."""
         self._count()
         if not entry.path:
             if entry.kind is not ImageEntryKind.DIRECTORY:
@@ -247,28 +178,22 @@ class MergedTree:
         if child is not None and not hidden.startswith(_WHITEOUT) and not self._prune(child):
             del parent.children[hidden]
 
-    def kind_of(self, path: bytes) -> ImageEntryKind | None:
-        """The entry's kind, following no link; None for nothing."""
-        node: TreeNode | None = self.root
-        for part in path.split(b"/"):
-            node = None if node is None else node.children.get(part)
-        return None if node is None else node.kind
+    def at(self, path: bytes) -> LayerEntry | None:
+        """Return the entry of a path, following no link."""
+        found: LayerEntry | None = self.root
+        for part in filter(None, path.split(b"/")):
+            found = None if found is None else found.children.get(part)
+        return found
 
-    def ensure(
-        self, path: EntryPath, mode: int, *, kind: ImageEntryKind = ImageEntryKind.DIRECTORY
-    ) -> None:
-        """Add an empty root-owned entry if missing."""
-        parent = self.root
-        for part in path[:-1]:
-            parent = parent.children.get(part, self.root)
-            if parent is self.root or parent.kind is not ImageEntryKind.DIRECTORY:
-                return
-        parent.children.setdefault(
-            path[-1], TreeNode(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s)
-        )
+    def ensure(self, path: bytes, kind: ImageEntryKind, mode: int) -> None:
+        """Add an empty root-owned entry if it is missing."""
+        above, _, name = path.rpartition(b"/")
+        parent = self.at(above)
+        if parent is not None and parent.kind is ImageEntryKind.DIRECTORY:
+            made = LayerEntry(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s)
+            parent.children.setdefault(name, made)
 
-    def emit(self) -> Iterator[tuple[tarfile.TarInfo, TreeNode]]:
-        """Headers and nodes in a fixed order, parents first."""
+    def emit(self) -> Iterator[tuple[tarfile.TarInfo, LayerEntry]]:
         first_names: dict[int, bytes] = {}
         waiting = [(b"", self.root)]
         while waiting:
@@ -281,38 +206,28 @@ class MergedTree:
             inside = sorted(node.children.items(), reverse=True)
             waiting.extend((path + b"/" + name if path else name, child) for name, child in inside)
 
-    def _place(self, parent: TreeNode, name: bytes, entry: LayerEntry) -> None:
+    def _place(self, parent: LayerEntry, name: bytes, entry: LayerEntry) -> None:
         before = parent.children.get(name)
         path_bytes = self._measured(parent, name, entry.target)
         if entry.kind is ImageEntryKind.HARD_LINK:
             parent.children[name] = self._link_target(entry)
             return
         is_directory = entry.kind is ImageEntryKind.DIRECTORY
-        mode, is_file = entry.mode, entry.kind is ImageEntryKind.FILE
         # On a directory the bit passes the group on, and gives no rights.
-        if not is_directory and mode & (stat.S_ISUID | stat.S_ISGID):
+        if not is_directory and entry.mode & (stat.S_ISUID | stat.S_ISGID):
             self.has_setuid = True
             if not self._keep_setuid:
-                mode &= ~(stat.S_ISUID | stat.S_ISGID)
+                entry.mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        if entry.kind is not ImageEntryKind.FILE or not self._keep_setuid:
+            entry.capability = b""
+        if is_directory and before is not None and before.kind is ImageEntryKind.DIRECTORY:
+            entry.children = before.children
         self.newest_s = max(self.newest_s, entry.mtime_s)
-        was_directory = before is not None and before.kind is ImageEntryKind.DIRECTORY
-        parent.children[name] = TreeNode(
-            kind=entry.kind,
-            layer=self._layer,
-            layer_of_content=self._layer,
-            mode=mode,
-            uid=entry.uid,
-            gid=entry.gid,
-            mtime_s=entry.mtime_s,
-            size_bytes=entry.size_bytes,
-            offset=entry.offset,
-            target=entry.target,
-            path_bytes=path_bytes,
-            capability=entry.capability if is_file and self._keep_setuid else b"",
-            children=before.children if before and was_directory and is_directory else {},
-        )
+        entry.path, entry.path_bytes = (), path_bytes
+        entry.layer = entry.content_layer = self._layer
+        parent.children[name] = entry
 
-    def _link_target(self, entry: LayerEntry) -> TreeNode:
+    def _link_target(self, entry: LayerEntry) -> LayerEntry:
         target = entry.target.removeprefix(b"/") if entry.target.startswith(b"/") else entry.target
         parts = tuple(part for part in target.split(b"/") if part not in {b"", b"."})
         if b".." in parts or not parts:
@@ -331,16 +246,16 @@ class MergedTree:
         if self._entries > self._limits.max_entries:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
 
-    def _measured(self, parent: TreeNode, name: bytes, target: bytes = b"") -> int:
-        """Return a child path's length: links give long paths short names."""
+    def _measured(self, parent: LayerEntry, name: bytes, target: bytes = b"") -> int:
+        """Return a path's length: links give long ones short names."""
         path_bytes = parent.path_bytes + len(name) + 1
         self._text_bytes += path_bytes + len(target)
         if path_bytes > MAX_PATH_BYTES or self._text_bytes > MAX_TEXT_BYTES:
             raise LayerError(f"the path to {printable(name[:100])!r}, or all paths, are too long")
         return path_bytes
 
-    def _prune(self, node: TreeNode) -> bool:
-        """Remove lower layers' nodes below; whether `node` itself stays."""
+    def _prune(self, node: LayerEntry) -> bool:
+        """Remove lower layers' nodes; return true if `node` stays."""
         self._steps += 1 + len(node.children)
         if self._steps > _MAX_STEPS:
             raise LayerError("its whiteouts take too many steps")
@@ -349,9 +264,9 @@ class MergedTree:
                 del node.children[name]
         return node.layer == self._layer or bool(node.children)
 
-    def _find(self, path: EntryPath, *, make: int | None = None) -> TreeNode | None:
-        """The directory, or None. `make`: created ones' time."""
-        above: list[TreeNode] = [self.root]
+    def _find(self, path: EntryPath, *, make: int | None = None) -> LayerEntry | None:
+        """Return the directory, if any; make missing ones at time `make`."""
+        above: list[LayerEntry] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
             part = todo.pop()
@@ -363,7 +278,7 @@ class MergedTree:
             child = above[-1].children.get(part)
             if child is None and make is not None:
                 self._count()  # a short name implies many directories
-                child = above[-1].children[part] = TreeNode(
+                child = above[-1].children[part] = LayerEntry(
                     kind=ImageEntryKind.DIRECTORY,
                     layer=self._layer,
                     mtime_s=make,
@@ -382,9 +297,9 @@ class MergedTree:
         return above[-1]
 
     def _follow(
-        self, link: TreeNode, above: list[TreeNode], todo: list[bytes], followed: int
-    ) -> list[TreeNode]:
-        """Push the target onto `todo`; returns where it starts."""
+        self, link: LayerEntry, above: list[LayerEntry], todo: list[bytes], followed: int
+    ) -> list[LayerEntry]:
+        """Push the link's target onto `todo`; return its start."""
         parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
         check_components(parts, link.target)
         self._steps += len(parts) + len(todo)
@@ -394,7 +309,7 @@ class MergedTree:
         return [self.root] if link.target.startswith(b"/") else above
 
 
-def _header(path: bytes, node: TreeNode, first_names: dict[int, bytes]) -> tarfile.TarInfo:
+def _header(path: bytes, node: LayerEntry, first_names: dict[int, bytes]) -> tarfile.TarInfo:
     info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
     info.mode, info.uid, info.gid, info.mtime = node.mode, node.uid, node.gid, node.mtime_s
     first = first_names.setdefault(id(node), path)
@@ -423,7 +338,7 @@ SQUASHFS: Final = (
 def pack(
     members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], into: Path, *, made_s: int
 ) -> None:
-    """Pack headers and contents as squashfs `into`; equal members, equal bytes."""
+    """Pack headers and contents; equal members give equal bytes."""
     # It also ignores its options for the root directory's owner, who is who runs it.
     as_root = [] if os.geteuid() == 0 else [tool("unshare"), "--user", "--map-root-user", "--"]
     argv = [*as_root, tool("sqfstar"), *SQUASHFS, str(into)]

@@ -27,20 +27,10 @@ from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
-from belljar.plan.jail import JailBind, JailLimits
+from belljar.plan.jail import JailBind
 from belljar.plan.make import oci_limits
 from belljar.plan.oci import oci_shape
-from belljar.plan.qemu import (
-    DISK_PATH,
-    INITRD_PATH,
-    KERNEL_PATH,
-    Accel,
-    Role,
-    VmShape,
-    vmm_address_space_bytes,
-    vmm_memory_max_bytes,
-    vmm_processes,
-)
+from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape, vmm_limits
 from belljar.policy.limits import Resources, Tier
 from belljar.store.journal import Journal, new_cell_id
 from belljar.store.scratch import scratch_dir
@@ -129,13 +119,6 @@ async def boots_under(
     """Boot kernel and agent. Raises `HostError`: a part is missing."""
     model = "host" if accel == "kvm" else "max"
     shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
-    limits = JailLimits(
-        memory_max_bytes=vmm_memory_max_bytes(shape),
-        cpu_quota_percent=None,
-        processes=vmm_processes(shape),
-        lifetime_s=deadline_s + 20,
-        address_space_bytes=vmm_address_space_bytes(shape),
-    )
     with scratch_dir(home) as scratch:
         scratch.chmod(0o711)  # for the VMM's uid
         initrd, disk = scratch / "initrd", scratch / "disk"
@@ -147,7 +130,7 @@ async def boots_under(
             kind="proof",
             role=Role.TEMPLATE,
             shape=shape,
-            limits=limits,
+            limits=vmm_limits(shape, deadline_s + 20),
             root=ensure_vmm_root(home, accel),
             binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
         )

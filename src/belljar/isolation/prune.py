@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 import anyio.to_thread
 
 from belljar.errors import BelljarError
-from belljar.image.storage import BASES, remove_kept
+from belljar.image.buildah import BASES, remove_kept
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_unpacked
 from belljar.store.locks import in_use, locked

@@ -1,4 +1,1 @@
-"""The append-only, hash-chained, signed record of a run.
-
-Chain and Merkle tree (pure), the one writer, verification, run directory. Interprets no events.
-"""
+"""The append-only, hash-chained, signed record of a run. It interprets no events."""

@@ -1,7 +1,4 @@
-"""Canonical JSON, digests, the hash chain and the Merkle tree. Pure.
-
-A line is an object in RFC 8785 form; `prev` is the previous line's SHA-256, without newline.
-"""
+"""Canonical JSON (RFC 8785), digests, the hash chain and the Merkle tree. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +19,12 @@ _MAX_DEPTH: Final = 100
 
 
 def sha256_hex(content: bytes) -> str:
-    """SHA-256, 64 lower-case hex digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def canonical(value: object) -> bytes:
-    """The RFC 8785 form of a JSON value.
+    """Return the RFC 8785 form; lone surrogates are escaped, since guests choose text.
 
-    Lone surrogates are escaped: no record fails for bytes that a guest or operator chose.
     Raises `ValueError` for NaN, infinities, integers beyond ±(2^53 − 1), nesting over 100, and
     what is not JSON.
     """
@@ -60,7 +55,7 @@ _TOO_DEEP: Final = "nested too deeply"
 
 
 def parse_canonical(line: bytes) -> dict[str, Any]:
-    """The object in a line. Raises `ValueError`, also for duplicate keys."""
+    """Read an object. Raises `ValueError`, also for duplicate keys."""
 
     def number(digits: str) -> int | float:
         # JSON's numbers are doubles: a larger integer can only be canonical in a float's form.
@@ -91,7 +86,6 @@ def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """SHA-256 of a one byte and both children."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
@@ -106,7 +100,6 @@ class MerkleTree:
     subtrees: tuple[bytes, ...] = ()
 
     def added(self, entry: bytes) -> MerkleTree:
-        """The tree with one more leaf."""
         # Another first byte than a node's, so that no node can pass for an entry (RFC 6962, 2.1).
         node = hashlib.sha256(b"\x00" + entry).digest()
         size, keep = self.size, len(self.subtrees)
@@ -117,7 +110,6 @@ class MerkleTree:
         return MerkleTree(self.size + 1, (*self.subtrees[:keep], node))
 
     def root(self) -> bytes:
-        """The tree hash of all leaves. O(log size)."""
         if not self.subtrees:  # RFC 6962, 2.1
             return hashlib.sha256(b"").digest()
         *rest, node = self.subtrees

@@ -32,7 +32,6 @@ _MAX_DEPTH: Final = 16
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write all of it. Raises `OSError`."""
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
@@ -50,7 +49,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_directory(path: Path) -> Iterator[int]:
-    """A directory's descriptor; `path` may be a link. Raises `OSError`."""
+    """Yield a directory's descriptor; `path` may be a link. Raises `OSError`."""
     # The operator named this path; only what lies below it may be an attacker's.
     fd = os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
     try:
@@ -87,7 +86,7 @@ def open_beneath(directory: int, path: str) -> BinaryIO:
 
 
 def read_beneath(directory: int, path: str, *, max_bytes: int) -> bytes:
-    """A file below `directory`. Raises `ValueError` over `max_bytes`."""
+    """Read a file. Raises `ValueError` over `max_bytes`, and as `open_beneath`."""
     with open_beneath(directory, path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -96,7 +95,6 @@ def read_beneath(directory: int, path: str, *, max_bytes: int) -> bytes:
 
 
 def exists(directory: int, name: str) -> bool:
-    """Whether there is an entry of that name."""
     try:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -105,7 +103,7 @@ def exists(directory: int, name: str) -> bool:
 
 
 def digest_file(file: BinaryIO) -> tuple[str, int]:
-    """SHA-256 (hex) and size of the file's rest."""
+    """Return SHA-256 (hex) and size of the file's rest."""
     digest, size = hashlib.sha256(), 0
     while piece := file.read(1 << 20):
         digest.update(piece)
@@ -114,14 +112,16 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 
 
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
-    """Return whether it has this size and digest."""
     size = os.fstat(file.fileno()).st_size
     # An attacker's file may be of any size.
     return size == size_bytes and digest_file(file) == (sha256, size_bytes)
 
 
 def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, bytes without newline, complete?). Raises `LedgerError` over `max_bytes`."""
+    """Yield line number, bytes without newline, and whether there was one.
+
+    Raises `LedgerError` over `max_bytes`.
+    """
     number = 0
     while raw := file.readline(max_bytes + 1):
         number += 1
@@ -131,7 +131,7 @@ def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[in
 
 
 def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """The ledger's lines as `raw_lines`. Raises `OSError`, `LedgerError`."""
+    """Yield the ledger's lines as `raw_lines`. Raises `OSError`, `LedgerError`."""
     with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
         yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
 
@@ -149,7 +149,7 @@ def is_being_written(run_dir: Path) -> bool:
 
 
 def walk_files(directory: int, prefix: str = "") -> Iterator[str]:
-    """The relative path of every file below, sorted by folder.
+    """Yield the relative path of every file below, sorted by folder.
 
     Raises `LedgerError` for a link, special file, unprintable name, or nesting over 16.
     """
@@ -179,7 +179,6 @@ BODIES: Final = "bodies"
 
 
 def body_path(digest: str) -> str:
-    """A body's path in the run directory."""
     return f"{BODIES}/{digest[:2]}/{digest}"
 
 
@@ -243,7 +242,6 @@ def check_finished_files(
 
 
 def _load(root: int, name: str, final: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The files of the final checkpoint's manifest."""
     try:
         content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:

@@ -23,7 +23,7 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 def fingerprint_of(public_key_hex: str) -> str:
-    """SHA-256 of a public key's 32 raw bytes, hex."""
+    """Return the SHA-256 (hex) of a public key's 32 raw bytes."""
     return hashlib.sha256(bytes.fromhex(public_key_hex)).hexdigest()
 
 
@@ -36,7 +36,6 @@ class SigningKey:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits, for people to compare."""
         return fingerprint_of(self.public_key)
 
     def sign(self, payload: bytes) -> str:
@@ -47,7 +46,7 @@ class SigningKey:
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
-    """Return whether this key signed this payload. Never raises."""
+    """Return whether this key signed this payload. It never raises."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -62,7 +61,7 @@ def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -
 
 
 def load_or_make_key(home: Path) -> SigningKey:
-    """This host's key under `home/keys`, made atomically (0600) if there is none.
+    """Load this host's key under `home/keys`; make it atomically (0600) if there is none.
 
     Raises `HostError` when unusable, `LedgerError` when damaged or open to others.
     """
@@ -80,7 +79,6 @@ def load_or_make_key(home: Path) -> SigningKey:
 
 
 def local_fingerprint(home: Path) -> str | None:
-    """This host's key fingerprint; None without a readable key."""
     try:
         return _load(home / "keys" / KEY_FILE).fingerprint
     except (OSError, LedgerError):
@@ -88,7 +86,6 @@ def local_fingerprint(home: Path) -> str | None:
 
 
 def parse_fingerprint(text: str) -> str:
-    """A fingerprint of `belljar ledger verify`. Raises `ValueError`."""
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise ValueError("a key fingerprint is 64 hex digits, as `belljar ledger verify` prints it")
     return text

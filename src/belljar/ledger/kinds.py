@@ -1,7 +1,7 @@
 """The shapes of event kinds' data (docs/events.md), and their checks.
 
-A check raises `ValueError` without showing the value. Data may carry further fields. Not pydantic,
-whose import would take a third of a short command's time.
+A check raises `ValueError` without showing the value; data may carry further fields. Pydantic's
+import would take a third of a short command's time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ count: Final = _that(
 
 
 def one_of(*words: str) -> Check:
-    """One of these words."""
     allowed = frozenset(words)
     return _that(
         lambda value: isinstance(value, str) and value in allowed, "not a word that is known here"
@@ -69,12 +68,10 @@ def one_of(*words: str) -> Check:
 
 
 def exactly(number: int) -> Check:
-    """This whole number."""
     return _that(lambda value: _is_int(value) and value == number, f"{number} is needed")
 
 
 def matching(pattern: str) -> Check:
-    """Text that this pattern matches whole."""
     compiled = re.compile(pattern)
     return _that(
         lambda value: isinstance(value, str) and compiled.fullmatch(value), "not of its form"
@@ -85,7 +82,7 @@ _WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]
 
 
 def wall_time(value: Any) -> None:  # noqa: ANN401 - as `Check`
-    """A calendar time (RFC 3339, UTC, microseconds), as readers compute with it."""
+    """Check a calendar time (RFC 3339, UTC, microseconds), as readers compute with it."""
     _WALL_TIME(value)
     datetime.fromisoformat(value)
 
@@ -97,13 +94,10 @@ SCHEMA_VERSION: Final = 3
 
 
 def maybe(check: Check) -> Check:
-    """As `check`, or null."""
     return lambda value: None if value is None else check(value)
 
 
 def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> Check:
-    """A list (in events also a tuple) of such items."""
-
     def check_items(value: object) -> None:
         if not isinstance(value, list | tuple):
             raise ValueError("a list is needed")
@@ -119,7 +113,6 @@ def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> 
 
 
 def objects(shape: Shape, *, max_items: int | None = None, extra: bool = False) -> Check:
-    """A list of objects of this shape."""
     return items(lambda value: check_shape(value, shape, extra=extra), max_items=max_items)
 
 

@@ -49,7 +49,7 @@ class RunSummary:
 
 
 def run_ids(home: Path) -> list[str]:
-    """The run directories under `home`, oldest first."""
+    """Return the run directories under `home`, oldest first."""
     try:
         with os.scandir(home / RUNS) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -58,7 +58,7 @@ def run_ids(home: Path) -> list[str]:
 
 
 def find_run(home: Path, ref: str) -> Path:
-    """The run directory of an id, a unique prefix, `last`, or a path.
+    """Return the directory of an id, a unique prefix, `last`, or a path.
 
     Raises `FileNotFoundError` for none or several.
     """
@@ -74,14 +74,14 @@ def find_run(home: Path, ref: str) -> Path:
 
 
 def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary], int]:
-    """The latest `limit` runs, oldest first, and the total count."""
+    """Return the latest `limit` runs, oldest first, and the total count."""
     names = run_ids(home)
     latest = names if limit is None else names[-limit:]
     return [summarise(home / RUNS / name) for name in latest], len(names)
 
 
 def summarise(run_dir: Path) -> RunSummary:
-    """One run for a list. Broken runs raise nothing."""
+    """Summarise a run; a broken one raises nothing."""
     found = RunSummary(run_id=run_dir.name, path=run_dir)
     try:
         _, first = next(read_lines(run_dir), (0, ValueError("no events")))
@@ -123,7 +123,7 @@ class IncompleteLineError(ValueError):
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
+    """Yield line number, and event or error, with spilled `data`. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
             cut = IncompleteLineError("incomplete: the event being written when the run ended")
@@ -131,7 +131,7 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
-    """The events in order, for reports; a half line at the end is skipped.
+    """Yield the events in order; a half line at the end is skipped.
 
     Raises `OSError`, or `LedgerError` for a line or body that is not an event.
     """
@@ -173,7 +173,7 @@ class Tail:
 
 
 def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
-    """At most `max_bytes` of a body. Raises `OSError`, `LedgerError`: missing or changed."""
+    """Read at most `max_bytes`. Raises `OSError`, `LedgerError`: missing or changed."""
     if body.stored is None:
         return b""
     path = body_path(body.stored)

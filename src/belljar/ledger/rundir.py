@@ -29,7 +29,6 @@ LIBRARIES: Final = (
     *("pydantic", "pydantic-core", "ruamel-yaml", "uvicorn", "wsproto", "zstandard"),
 )
 
-
 RUNS: Final = "runs"
 INSPECT_LOGS: Final = "inspect"  # Inspect's logs in a run directory of `belljar run`
 
@@ -83,7 +82,7 @@ class RunDirectory:
 
     @property
     def inspect_log_dir(self) -> Path:
-        """For the harness's own log; made on first use."""
+        """Return the folder of the harness's own log; it is made on first use."""
         folder = self.path / INSPECT_LOGS
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder

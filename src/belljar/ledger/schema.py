@@ -1,6 +1,6 @@
 """The schema of a line, a signed checkpoint and a manifest; `kinds` has each kind's data.
 
-`docs/events.md` is for people. Strict: an attacker may have made what is read.
+It is strict, as an attacker may have made what is read.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass
+from belljar.dataclass import asdict, dataclass, fields
 from belljar.errors import LedgerError
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger.chain import MerkleTree, canonical, parse_canonical
@@ -45,8 +45,6 @@ SPILLED: Final = {"$body": SPILLED_BODY}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyRef:
-    """A line's reference to bytes beside the ledger."""
-
     name: str
     sha256: str | None
     stored_sha256: str | None = None
@@ -55,7 +53,7 @@ class BodyRef:
 
     @property
     def stored(self) -> str | None:
-        """The digest of the kept bytes; None without either."""
+        """Return the digest of the kept bytes; None without either."""
         return (self.stored_sha256 or self.sha256) if self.kept_bytes else None
 
 
@@ -68,8 +66,6 @@ _BODY: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One event as it stands in the ledger."""
-
     v: int
     seq: int
     prev: str
@@ -86,16 +82,12 @@ class Line:
     def read(cls, value: Any) -> Line:  # noqa: ANN401 - JSON values
         """Read JSON. Raises `ValueError` with the first wrong field."""
         check_shape(value, _LINE)
-        named = {
-            "kind": Kind(value["kind"]),
-            "actor": Actor(value["actor"]),
-            "trust": Trust(value["trust"]),
-            "bodies": tuple(BodyRef(**body) for body in value["bodies"]),
-        }
-        return cls(**{**value, **named})
+        words = {"kind": Kind, "actor": Actor, "trust": Trust}
+        named = {name: kind(value[name]) for name, kind in words.items()}
+        bodies = tuple(BodyRef(**body) for body in value["bodies"])
+        return cls(**{**value, **named, "bodies": bodies})
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {**asdict(self), "bodies": [asdict(body) for body in self.bodies]}
 
 
@@ -114,10 +106,7 @@ _LINE: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A signed statement: the first `size` lines have this root.
-
-    Checkpoints have their own file, so another thread can sign while events go on.
-    """
+    """A signed statement: the first `size` lines have this root."""
 
     v: int
     run_id: str
@@ -150,7 +139,7 @@ def _signed(key: SigningKey, domain: bytes, statement: dict[str, Any]) -> bytes:
 
 
 def _opened(raw: bytes, domain: bytes, shape: Shape) -> dict[str, Any]:
-    """The statement, signed by the key that it names. Raises `ValueError`."""
+    """Return the statement, signed by the key that it names. Raises `ValueError`."""
     statement = parse_canonical(raw)
     check_shape(statement, shape)
     unsigned = {name: value for name, value in statement.items() if name != "signature"}
@@ -172,7 +161,7 @@ def make_checkpoint(
     time: str,
     manifest_sha256: str | None = None,
 ) -> bytes:
-    """A signed checkpoint line without newline; final with a manifest's digest."""
+    """Return a signed line without newline; it is final with a manifest's digest."""
     statement: dict[str, Any] = {"run_id": run_id, "number": number, "prev": prev, "time": time}
     statement |= {"size": tree.size, "root": tree.root().hex()}
     statement |= {"final": manifest_sha256 is not None, "manifest_sha256": manifest_sha256}
@@ -180,7 +169,7 @@ def make_checkpoint(
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint:
-    """A checkpoint signed by the key it names, which the caller must check.
+    """Read a checkpoint signed by the key it names, which the caller must check.
 
     Raises `ValueError`.
     """
@@ -199,14 +188,14 @@ _MANIFEST: Final = shape_of(
 
 
 def check_manifest(value: Any) -> None:  # noqa: ANN401 - JSON values
-    """Raises `ValueError` that names the first wrong field."""
+    """Check all fields. Raises `ValueError` that names the first wrong one."""
     check_shape(value, _MANIFEST)
     for each in value["files"].values():
         check_shape(each, _FILE)
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:
-    """Raises `ValueError` for this kind's first invalid field."""
+    """Check a kind's data. Raises `ValueError` for the first invalid field."""
     try:
         check_shape(data, DATA[Kind(kind)], extra=True)
     except ValueError as error:
@@ -235,11 +224,6 @@ class Omission:
     key: str
     manifest_sha256: str
 
-    def sentence(self, missing_bodies: int, missing_files: int) -> str:
-        """Return what was left out, when and its kind."""
-        what = f"{missing_bodies} bodies and {missing_files} files"
-        return f"{what} were {self.action} on {self.time[:10]} ({', '.join(self.classes)})"
-
 
 def make_omission(
     key: SigningKey,
@@ -250,7 +234,7 @@ def make_omission(
     bodies: Iterable[str],
     files: Iterable[str],
 ) -> bytes:
-    """A signed statement's line, without newline. Raises `LedgerError`."""
+    """Return a signed statement's line, without newline. Raises `LedgerError`."""
     statement: dict[str, Any] = {"run_id": final.run_id, "manifest_sha256": final.manifest_sha256}
     statement |= {"action": "redacted", "time": time, "classes": list(classes)}
     statement |= {"bodies": sorted(bodies), "files": sorted(files)}
@@ -262,7 +246,7 @@ def make_omission(
 
 
 def parse_omission(raw: bytes, where: str) -> Omission:
-    """A statement signed by the key that it names, which the caller must check.
+    """Read a statement signed by the key that it names, which the caller must check.
 
     Raises `LedgerError`.
     """
@@ -270,10 +254,6 @@ def parse_omission(raw: bytes, where: str) -> Omission:
         statement = _opened(raw, _OMISSION_DOMAIN, _OMISSION)
     except ValueError as error:
         raise LedgerError(f"not a statement of what was left out: {error}", where=where) from error
-    names = ("action", "time", "run_id", "key", "manifest_sha256")
-    return Omission(
-        **{name: statement[name] for name in names},
-        classes=tuple(statement["classes"]),
-        bodies=frozenset(statement["bodies"]),
-        files=frozenset(statement["files"]),
-    )
+    kinds = {"classes": tuple, "bodies": frozenset, "files": frozenset}
+    found = {each.name: statement[each.name] for each in fields(Omission)}
+    return Omission(**found | {name: kind(found[name]) for name, kind in kinds.items()})

@@ -55,7 +55,7 @@ from belljar.units import printable
 
 
 def parse_line(raw: bytes) -> Line:
-    """One line, without data in a body. Raises `ValueError`."""
+    """Read a line, without data in a body. Raises `ValueError`."""
     line = Line.read(parse_canonical(raw))
     if line.data != SPILLED:
         check_data(line.kind, line.data)
@@ -63,7 +63,7 @@ def parse_line(raw: bytes) -> Line:
 
 
 def spilled_data(root: int, line: Line) -> dict[str, Any]:
-    """Data in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
+    """Return data in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
     body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
         raise ValueError("its data should be a body, which is not there whole")
@@ -72,8 +72,6 @@ def spilled_data(root: int, line: Line) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Checker:
-    """One pass over the run directory open as `root`."""
-
     root: int
     expected_key: str | None
     expected_run: str | None
@@ -128,7 +126,6 @@ class _Checker:
             self._unfinished(alive=alive)
 
     def _read_omissions(self) -> None:
-        """Read the statements, each signed by its named key."""
         with open_beneath(self.root, OMISSIONS) as file:
             # Any key can sign any number of them, and all are read before the run's is compared.
             if os.fstat(file.fileno()).st_size > 2 * MAX_OMISSION_BYTES:
@@ -178,7 +175,7 @@ class _Checker:
         self.mono_ns = int(line.mono_ns)
 
     def _wrong(self, body: BodyRef) -> str:
-        """What is wrong with a body; "": nothing."""
+        """Return the fault of a body, or ""."""
         is_whole = body.kept_bytes == body.total_bytes
         if body.kept_bytes > body.total_bytes or (
             is_whole and body.stored_sha256 not in {None, body.sha256}
@@ -254,10 +251,10 @@ class _Checker:
             raise LedgerError("missing: the manifest lists it", where=min(unsaid))
         self.missing_files = frozenset(files)
         self.warnings += warnings
-        self.warnings += [
-            each.sentence(len(each.bodies & self.missing), len(each.files & files))
-            for each in self.omissions
-        ]
+        for each in self.omissions:
+            what = f"{len(each.bodies & self.missing)} bodies and {len(each.files & files)} files"
+            how = f"were {each.action} on {each.time[:10]} ({', '.join(each.classes)})"
+            self.warnings.append(f"{what} {how}")
 
     def _unfinished(self, *, alive: bool) -> None:
         if self.omissions:
@@ -269,16 +266,13 @@ class _Checker:
             pass  # Refuses links and special files.
         died = "was not finished (its process died, or its end was removed)"
         unsigned = f"{self.tree.size - self.signed} of {self.tree.size} events are not signed"
-        self.warnings.append(
-            f"the run {'is still being written' if alive else died}: {unsigned}, and its files but "
-            f"the ledger and its bodies are not covered"
-        )
+        state = "is still being written" if alive else died
+        rest = "its files but the ledger and its bodies are not covered"
+        self.warnings.append(f"the run {state}: {unsigned}, and {rest}")
 
 
 class Status(StrEnum):
-    """A ledger's state. `PARTIAL`: verified, with deliberate omissions. `OWN`: good so far, written
-    by this process; no verification's result.
-    """
+    """`PARTIAL`: verified, with deliberate omissions. `OWN`: this process's own, good so far."""
 
     VERIFIED = "verified"
     PARTIAL = "partial"
@@ -292,7 +286,8 @@ class Verification:
     """The result; counts are of what was read before a problem.
 
     `problem` is the first one, its `where` `file:line` or a file. `key` signed; `key_checked`: it
-    was the expected one; `key_mismatch`: another one signed. Checkpoints cover `signed_events`.
+    was the expected one; `key_mismatch`: another one signed. `files_left_out`: the manifest's
+    missing files that a signed statement names.
     """
 
     status: Status
@@ -308,14 +303,12 @@ class Verification:
     bodies: int
     root: str
     files_left_out: frozenset[str] = frozenset()
-    """The manifest's missing files that a signed statement names."""
 
     def ok(self, *, strict: bool = False) -> bool:
-        """Nothing is wrong; `strict`: nor unfinished or partial."""
         return self.status is Status.VERIFIED or (self.status is not Status.BAD and not strict)
 
     def passes(self, *, strict: bool) -> bool:
-        """`ok`; `strict`: and a known key was compared."""
+        """Return whether nothing is wrong; `strict`: it is whole, and a known key was compared."""
         return self.ok(strict=strict) and (self.key_checked or not strict)
 
 
@@ -367,7 +360,6 @@ HINT_KEY: Final = (
 
 
 def verification_json(result: Verification, *, strict: bool) -> dict[str, Any]:
-    """Return a verification as JSON values."""
     lacks_key = result.key and not result.key_checked
     problem = result.problem
     names = ("run_id", "key", "events", "signed_events", "checkpoints", "bodies", "root")
@@ -396,7 +388,6 @@ def verification_text(result: Verification, path: Path, origin: str) -> str:
 
 
 def row(event: Line) -> str:
-    """Return an event as a line for a person."""
     mark = "·" if event.trust == "host-observed" else "g"
     cell = printable(event.cell or "-")[:12]
     shown = {

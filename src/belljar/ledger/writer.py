@@ -50,7 +50,7 @@ _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
 def wall_time(time_ns: int) -> str:
-    """Nanoseconds since the epoch → RFC 3339, UTC, microseconds."""
+    """Convert nanoseconds since the epoch to RFC 3339, UTC, microseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{_second('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
 
@@ -58,17 +58,11 @@ def wall_time(time_ns: int) -> str:
 _second: Final = lru_cache(maxsize=4)(time.strftime)  # thousands of events are of one second
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedBody:
-    """A body, its digest, and its line reference."""
+def _reference(body: Body) -> tuple[str, dict[str, Any]]:
+    """Return the digest of what is kept, and the line's reference.
 
-    digest: str
-    content: bytes
-    ref: dict[str, Any]
-
-
-def prepare_body(body: Body) -> PreparedBody:
-    """Digest a body. Raises `ValueError`: bad name, size or digest. Pure."""
+    Raises `ValueError`: bad name, size or digest.
+    """
     kept, digest = len(body.content), sha256_hex(body.content)
     if not _BODY_NAME.fullmatch(body.name):
         raise ValueError(f"{body.name!r} is not a body's name")
@@ -80,12 +74,12 @@ def prepare_body(body: Body) -> PreparedBody:
     ref: dict[str, Any] = {"name": body.name, "sha256": whole, "kept_bytes": kept}
     ref |= {"total_bytes": body.total_bytes}
     ref |= {"stored_sha256": digest} if kept and digest != whole else {}
-    return PreparedBody(digest, body.content, ref)
+    return digest, ref
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Replaced as a whole: interrupts leave the old or the new one."""
+    """It is replaced as a whole: interrupts leave the old or the new one."""
 
     tree: MerkleTree
     prev: str
@@ -167,21 +161,18 @@ class LedgerWriter:
             self._close()
 
     def end_if_forked(self) -> None:
-        """End a process that didn't make this writer."""
         end_if_forked(self._pid)
 
     @property
     def events(self) -> int:
-        """Count of recorded events."""
         return self._state.tree.size
 
     @property
     def body_totals(self) -> dict[str, int]:
-        """Count of distinct stored bodies, and their bytes."""
         return {"count": len(self._sizes), "bytes": sum(self._sizes.values())}
 
     def record(self, event: Event) -> int:
-        """Record the event; returns its number once the kernel has the line.
+        """Record the event; return its number once the kernel has the line.
 
         Data over 64 KiB becomes a body (up to 32 MiB). Raises `LedgerError` for an invalid event,
         or a failed write, then also in each later call. In a fork it ends the process.
@@ -189,26 +180,26 @@ class LedgerWriter:
         self.end_if_forked()  # before the lock, which a thread of the parent may hold
         try:
             check_data(event.kind, dict(event.data))
-            bodies = [prepare_body(body) for body in event.bodies]
+            bodies = list(event.bodies)
             data = canonical([dict(event.data)])[1:-1]  # as deep as in its line
             if (size := len(data)) > MAX_DATA_BYTES:
                 if size > MAX_SPILLED_BYTES:
                     most = f"an event has at most {MAX_SPILLED_BYTES}"
                     raise ValueError(f"{size} bytes of data; {most}")
-                spilled = Body(name=SPILLED_BODY, content=data, total_bytes=size, sha256="")
-                bodies.append(prepare_body(spilled))
+                bodies.append(Body(name=SPILLED_BODY, content=data, total_bytes=size, sha256=""))
                 data = canonical(SPILLED)
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
-            if len({body.ref["name"] for body in bodies}) != len(bodies):
+            if len({body.name for body in bodies}) != len(bodies):
                 # Of two named `data`, a reader would take the wrong one for the event's own
                 raise ValueError("two bodies of one name")
+            refs = [_reference(body) for body in bodies]
         except ValueError as error:
             what = f"an event that is not one: {error}"
             hint = "this is a fault of Belljar: report it"
             raise InvalidEventError(what, where=str(event.kind), hint=hint) from error
         with self._lock, self._failing("the event can't be recorded"):
-            return self._write(event, data, bodies)
+            return self._write(event, data, bodies, refs)
 
     def end(self) -> None:
         """Refuse further events, stop the thread, drop unnamed bodies."""
@@ -226,20 +217,22 @@ class LedgerWriter:
             self._unsynced = [each for each in self._unsynced if each not in self._unnamed]
 
     def seal(self, manifest_sha256: str) -> None:
-        """After `end`: sign the final checkpoint. Raises `LedgerError`."""
+        """Sign the final checkpoint, after `end`. Raises `LedgerError`."""
         if not self._ended or self._thread.is_alive():
             raise ValueError("seal comes after end")
         self._checkpoint(manifest_sha256)
 
-    def _write(self, event: Event, data: bytes, bodies: list[PreparedBody]) -> int:
+    def _write(
+        self, event: Event, data: bytes, bodies: list[Body], refs: list[tuple[str, dict[str, Any]]]
+    ) -> int:
         self._settle()
+        digests = [digest for digest, _ in refs]
         # The bodies first: no line names bytes that aren't there.
-        for body in bodies:
-            self._keep(body)
+        for body, digest in zip(bodies, digests, strict=True):
+            self._keep(digest, body.content)
         seq = self._state.tree.size
-        refs = [body.ref for body in bodies]
-        line = _line(event, data, refs, seq=seq, prev=self._state.prev)
-        content, digests = line + b"\n", [body.digest for body in bodies]
+        line = _line(event, data, [ref for _, ref in refs], seq=seq, prev=self._state.prev)
+        content = line + b"\n"
         if len(content) > MAX_LINE_BYTES:
             raise LedgerError(f"a line of {len(content)} bytes: a fault of Belljar")
         self._pending = line, digests
@@ -254,25 +247,24 @@ class LedgerWriter:
             self.killed = f"{event.data['rule']}: {event.data['reason']}"
         return seq
 
-    def _keep(self, body: PreparedBody) -> None:
-        """Store it whole, unless it is stored or empty."""
-        name, folder = bytes.fromhex(body.digest), self._root / body.digest[:2]
-        if not body.content or name in self._sizes:
+    def _keep(self, digest: str, content: bytes) -> None:
+        name, folder = bytes.fromhex(digest), self._root / digest[:2]
+        if not content or name in self._sizes:
             return
-        self._unnamed.add(body.digest)
+        self._unnamed.add(digest)
         folder.mkdir(mode=0o700, exist_ok=True)
         # A store that failed may have left its part; no second writer shares this directory.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(part := self._root / ".part", flags, 0o600)
         try:
-            write_all(fd, body.content)
+            write_all(fd, content)
         finally:
             os.close(fd)
         # Whole or not there: a reader may look at a run that is being written.
-        part.rename(folder / body.digest)
+        part.rename(folder / digest)
         # In this order: what counts as stored is synced, wherever an interrupt comes.
-        self._unsynced.append(body.digest)
-        self._sizes[name] = len(body.content)
+        self._unsynced.append(digest)
+        self._sizes[name] = len(content)
 
     def _settle(self) -> None:
         """Refuse if unwritable; learn what an interrupted call did."""
@@ -307,7 +299,6 @@ class LedgerWriter:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Sync, then sign. Called by the writer's thread."""
         with self._lock:
             state = self._state
             digests, self._unsynced = self._unsynced, []
@@ -360,7 +351,7 @@ class LedgerWriter:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """The line around canonical data, which sorts between `cell` and `kind`."""
+    """Build the line around canonical data, which sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     now, mono_ns = wall_time(time.time_ns()), str(time.monotonic_ns())
     right = {"kind": event.kind, "mono_ns": mono_ns, "prev": prev, "seq": seq, "time": now}
@@ -369,7 +360,7 @@ def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, 
 
 
 def _write_once(fd: int, content: bytes) -> None:
-    """One write per line, so readers and crashes see no mixed lines."""
+    """Make one write per line, so readers and crashes see no mixed lines."""
     if (written := os.write(fd, content)) != len(content):
         what = f"only {written} of {len(content)} bytes were taken: the disk is full"
         raise OSError(errno.ENOSPC, what)

@@ -40,8 +40,6 @@ _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered"
 
 @dataclass(slots=True)
 class CellView:
-    """One cell of an unfinished run, by its record."""
-
     cell: str
     tier: str = ""
     sample: str = ""
@@ -55,8 +53,6 @@ class CellView:
 
 @dataclass(slots=True)
 class RunView:
-    """One run that is being written."""
-
     run: str
     what: str = ""
     started: str = ""
@@ -68,7 +64,6 @@ class RunView:
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
 
     def take(self, line: Line) -> None:
-        """Count one event."""
         self.events += 1
         self._probes.take(line)
         data = line.data
@@ -94,7 +89,6 @@ class RunView:
             self.cells.pop(line.cell or "", None)
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         names = ("run", "what", "started", "events", "phase")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found |= {"begun": len(self._samples), "finished": sum(self._samples.values())}
@@ -150,12 +144,11 @@ class Feed:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the ledgers."""
         while self._tails:
             self._tails.popitem()[1][0].close()
 
     def look(self) -> None:
-        """Read all additions. Blocks briefly; a broken run is marked."""
+        """Read all additions. It blocks briefly; a broken run is marked."""
         for run_id in run_ids(self.home)[-_MAX_RUNS:]:
             if run_id not in self._tails:
                 self._begin(run_id)
@@ -221,7 +214,7 @@ class Feed:
     def state(self) -> dict[str, Any]:
         """Return runs, their cells and what each uses now, as JSON values.
 
-        A processor's share is the one since the last call; None at the first of a cell.
+        A processor's share is the one since the last call.
         """
         used = {cell.cell_id: cell for cell in list_cells(self.home)}
         held = read_hold(self.home)

@@ -1,6 +1,6 @@
 """The live page's server: who may look, what it sees, and the kill switch for operators.
 
-Not for a network: it binds to loopback or a unix socket unless told otherwise, and speaks no TLS.
+It speaks no TLS, so it is not for a network.
 """
 
 from __future__ import annotations
@@ -72,15 +72,11 @@ def load_token(home: Path, name: str) -> str:
 
 
 class LiveServer:
-    """The application of one store. `is_ending`: asked once a second at least; streams then end.
+    """The application of one store (design/live.md).
 
-    Whoever has a token trades it for a secret, which the page keeps for this address and port and
-    sends in a header. No cookie: those go to every port of this address, and so to a guest's page
-    that is led to one of them.
-
-    `operator`: the token that may stop, hold and release, None for nobody's. `origins`: what a
-    browser may name as this place; all others are another name for this address, as in DNS
-    rebinding. Empty: any, for a unix socket.
+    `is_ending` is asked once a second at least; streams then end.
+    `operator`: the token that may stop, hold and release, None for nobody's.
+    `origins`: what a browser may name as this place (DNS rebinding); empty for a unix socket.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class LiveServer:
         self._browsers = 0
 
     def app(self) -> ASGIApp:
-        """Return the ASGI application."""
         routes = [
             *(Route(f"/{name}", partial(self._file, name)) for name in _FILES),
             Route("/", partial(self._file, "live.html")),
@@ -225,7 +220,6 @@ class LiveServer:
             self._browsers -= 1
 
     async def _act(self, request: Request) -> Response:
-        """Stop a run or cell, hold, or release: for operators."""
         if not self._may(request, operator=True):
             return _refused("actions need the address that `belljar serve --operator` prints", 403)
         action, name = request.path_params["action"], (await _body(request)).get("name", "")

@@ -1,7 +1,7 @@
 """HTTP/1.1 to a model server in a cell, over byte streams; the server is hostile.
 
-Its answer is bounded in size and time, and must be JSON, or server-sent events of JSON. An answer
-that breaks this is a `ServerViolationError`; the caller ends the cell.
+Its answer is bounded in size and time, and must be JSON, or server-sent events of JSON. Else it is
+a `ServerViolationError`, and the caller ends the cell.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EVENT_STREAM: Final = b"text/event-stream"
 
 
 class ServerError(Exception):
-    """The server failed. Not a `CellError`: the channel is sound."""
+    """The server failed, but the channel is sound."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -58,7 +58,7 @@ class BrokenOffError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request to the server. Nothing else of a client reaches it.
+    """A request to the server, which gets nothing else of a client.
 
     `may_be_empty`: its answer may have a status and nothing else.
     """
@@ -70,8 +70,8 @@ class Question:
 
 
 def is_api(method: str, path: str) -> bool:
-    """Return whether this is a request to the model. A server has more endpoints, and may resolve
-    dots and double slashes to them.
+    """Return true for a request to the model. A server has more endpoints, and may resolve dots and
+    double slashes to them.
     """
     return method in ("GET", "POST") and _PATH.fullmatch(path) is not None
 
@@ -80,8 +80,6 @@ _Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=1 << 40)]
 
 
 class _Usage(BaseModel):
-    """Token counts, which limit a sample, with their details."""
-
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, _Count | dict[str, _Count | None] | None]
     prompt_tokens: _Count | None = None
@@ -92,7 +90,7 @@ class _Usage(BaseModel):
 class ServerAnswer:
     """An answer whose head has come; its body is checked as it is read. Made by `ask_server`.
 
-    `is_whole`: all of it was read. `kept`: for the record. `tokens`: as the server says.
+    `is_whole`: all of it was read. `kept` is for the record, `tokens` are the server's word.
     """
 
     def __init__(self, stream: ByteStream, give_up: float, max_bytes: int) -> None:
@@ -107,7 +105,6 @@ class ServerAnswer:
         self._is_done = self._is_empty = False
 
     async def begin(self, question: Question) -> None:
-        """Send the question; read the head. Raises as `ask_server`."""
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
         headers += [("Content-Type", "application/json"), ("Connection", "close")]
         request = h11.Request(method=question.method, target=question.path, headers=headers)
@@ -132,8 +129,8 @@ class ServerAnswer:
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
 
     async def _next_event(self) -> Any:  # noqa: ANN401 - h11's events
-        """Wait until the request's deadline. Raises `ServerViolationError` for more framing than
-        content: one-byte chunks cost this process a hundred times the server's effort.
+        """Wait until the deadline. Raises `ServerViolationError` for more framing than content:
+        one-byte chunks cost this process a hundred times the server's effort.
         """
         has_ended = False
         try:
@@ -157,9 +154,9 @@ class ServerAnswer:
         return event
 
     async def next_part(self) -> bytes | None:
-        """More of the body, checked: all of it if it is JSON, whole lines if it is a stream.
+        """Return more of the body, checked: all of it if it is JSON, whole lines if it is a stream.
 
-        None at its end. Raises `ServerViolationError`; `BrokenOffError` when it is not whole.
+        None is its end. Raises `ServerViolationError`; `BrokenOffError` when it is not whole.
         """
         is_stream = self.content_type == _EVENT_STREAM
         while not self.is_whole:

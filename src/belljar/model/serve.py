@@ -1,7 +1,6 @@
 """The life of a model cell: weights, cell, probes, server, requests, probes, proof.
 
-`belljar model serve` answers clients of this host with it: each needs the token, and has one
-request a connection; only `/v1/…` reaches the server.
+Clients of `belljar model serve` need the token, and have one request a connection.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.sections import ModelBlock
 
-LLAMA_APT: Final = ("libgomp1",)
+LLAMA_APT: Final = ("libgomp1", "python3-pip")
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
 # One look: a server that loads weights on an emulated processor answers late.
@@ -109,9 +108,8 @@ _PRESETS: Final = {
 
 
 def server_argv(model: ModelBlock, *, served: str, threads: int, name: str) -> tuple[str, ...]:
-    """The command of the server. Pure.
-
-    `served`: the weights' path below `/weights`, "" for all of it. `name`: the model's in requests.
+    """Return the server's command. `served` is the weights' path below `/weights`, "" for all of
+    it.
     """
     values = {
         "{weights}": f"{WEIGHTS_IN_CELL}/{served}".rstrip("/"),
@@ -126,7 +124,6 @@ def server_argv(model: ModelBlock, *, served: str, threads: int, name: str) -> t
 
 
 def model_of(policy: LoadedPolicy) -> ModelBlock:
-    """Its `model` block. Raises `PolicyError`: it has none."""
     if policy.policy.model is None:
         hint = "add a `model` block; docs/model.md has an example"
         raise PolicyError("it is not the policy of a model cell", where=policy.source, hint=hint)
@@ -134,7 +131,7 @@ def model_of(policy: LoadedPolicy) -> ModelBlock:
 
 
 def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
-    """The policy of a model cell, with its weights found in the store. Starts nothing.
+    """Resolve the policy of a model cell, with its weights found in the store. Starts nothing.
 
     Raises `PolicyError`: it has no `model` block, or is wrong. `HostError`: the store lacks the
     weights or the image, or this host a GPU.
@@ -151,10 +148,7 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
 
 
 class ModelCell:
-    """A model server that answers, in `cell`. Made by `open_model`.
-
-    `command`: the server. `problem`: why it answers no more.
-    """
+    """A model server that answers, until it has a `problem`."""
 
     def __init__(
         self, cell: Cell, policy: LoadedPolicy, command: RunningCommand, recorder: Recorder
@@ -168,7 +162,7 @@ class ModelCell:
         self._slots = anyio.Semaphore(self.model.parallel)
 
     async def wait_ended(self) -> CellError:
-        """Wait for the server's or cell's end; return why."""
+        """Return the reason of the server's or cell's end."""
         where = f"cell {self.cell.id}"
         try:
             status = (await self.command.wait()).returncode
@@ -180,10 +174,11 @@ class ModelCell:
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[ServerAnswer]:
-        """An answer, to be read in the block; on record before it is sent and when it is over.
+        """Give an answer to read in the block; it is on record before it is sent and when it is
+        over.
 
-        At most `parallel` at a time; others wait. Raises `ValueError`: it is no request to the
-        model's API; `CellError`: the cell died, or broke the protocol and was ended;
+        At most `parallel` are asked at a time; others wait. Raises `ValueError`: it is no request
+        to the model's API; `CellError`: the cell died, or broke the protocol and was ended;
         `BrokenOffError`, `TimeoutError`, `OSError`.
         """
         if not is_api(question.method, question.path):
@@ -238,7 +233,7 @@ class ModelCell:
         self._recorder.record(event)
 
     async def end(self, error: ServerViolationError) -> CellError:
-        """End the cell after a violation; return later requests' error."""
+        """End the cell; return the error of later requests."""
         reason = f"the model server broke the protocol: {error.what}"
         self.cell.note(Kind.PROTOCOL_VIOLATION, {"error": type(error).__name__, "reason": reason})
         hint = "look at what it sent: `belljar ledger show last --kind model`"
@@ -262,12 +257,11 @@ async def open_model(
     home: Path | None = None,
     actor: Actor = Actor.HARNESS,
 ) -> AsyncIterator[ModelCell]:
-    """A model cell whose server answers; destroyed with proof when the block is left.
+    """Open a model cell whose server answers; leaving the block destroys it with proof.
 
-    `policy`: of `load_model`. No task group or cancel scope is open across the yield.
-
-    Raises as `open_cell`, `HostError` for weights that are not what was added, `CellError` when the
-    server does not become healthy, `ContainmentBreach` for a way out or something left.
+    `policy` comes from `load_model`. No task group or cancel scope is open across the yield. Raises
+    as `open_cell`; `HostError` for weights that are not what was added, `CellError` when the server
+    does not become healthy, `ContainmentBreach` for a way out or something left.
     """
     home, model = home or belljar_home(), model_of(policy)
     stored = find_weights(model.weights.sha256, home=home)
@@ -309,7 +303,6 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
 
 
 async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
-    """Wait until the server reports ready. Raises `CellError` with its output."""
     timeout_s = served.model.start_timeout
     give_up = anyio.current_time() + timeout_s
     why = "it did not listen"
@@ -352,11 +345,10 @@ _CLIENT_TIMEOUT_S: Final = 60.0
 
 
 class RequestRefusedError(Exception):
-    """The request is answered here: a status, and why."""
+    """The answer's status and reason are its arguments."""
 
 
 async def answer_client(client: ByteStream, served: ModelCell, token: str) -> None:
-    """One request of one client, to its end."""
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
 
     async def send(*events: h11.Event) -> None:
@@ -391,7 +383,7 @@ async def answer_client(client: ByteStream, served: ModelCell, token: str) -> No
 
 
 async def _read_question(client: ByteStream, http: h11.Connection, token: str) -> Question:
-    """The whole request. Raises `RequestRefusedError`; `EndOfStream` for none."""
+    """Raise `RequestRefusedError`, or `EndOfStream` for no request."""
     method, path, body = "", "", bytearray()
     while not isinstance(event := http.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA:
@@ -413,10 +405,7 @@ async def _read_question(client: ByteStream, http: h11.Connection, token: str) -
 
 
 async def serve_clients(listener: Listener[Any], served: ModelCell, token: str) -> None:
-    """Serve until cancelled. Raises `CellError` when the server or its cell has ended.
-
-    More than `MAX_CLIENTS` at a time are not answered.
-    """
+    """Serve until cancelled. Raises `CellError` at the model's end."""
     clients = anyio.CapacityLimiter(MAX_CLIENTS)
 
     async def answer(client: ByteStream) -> None:

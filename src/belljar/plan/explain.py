@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import replace
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 
 class ObstacleError(HostError):
-    """A refusal for obstacles, of which one is shown first."""
+    """Its first obstacle is shown."""
 
     def __init__(self, what: str, first: Obstacle, *others: Obstacle) -> None:
         super().__init__(what, where=first.where, hint=first.hint)
         self.obstacles = (first, *others)
 
 
-def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
-    """Yield what the author should know."""
+def warnings_of(
+    tier: Tier, facts: HostFacts, network: NetworkPlan | None, *, emulated: bool
+) -> Iterator[str]:
     if tier is Tier.CONTAINER:
         yield (
             "shared kernel: the workload's system calls are answered by this host's kernel, so a "
@@ -55,42 +56,42 @@ def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str
         )
     if warning := cores_warning(tier, facts.cores):
         yield warning
+    if network is not None and network.upstreams:
+        hosts = ", ".join(printable(item.host) for item in network.upstreams)
+        what = "what the model sends there leaves this host"
+        yield f"this range reaches something real ({hosts}): {what}"
 
 
 # ---- the whole plan; every dynamic string is escaped
 
-_WIDTH: Final = 110
 _LABEL_WIDTH: Final = 10
-# An image's command may be a whole script.
-_MAX_PROGRAM_CHARS: Final = 200
+_MAX_PROGRAM_CHARS: Final = 200  # an image's command may be a whole script
 
 
 def render_plan(
-    plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
+    plan: Plan, *, width: int = 110, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """Return the plan's lines; `real` shows those about real networks in red."""
     import textwrap
 
     lines: list[str] = []
-    for label, text in _blocks(plan):
-        wrapped = [printable(text)]
-        if label:
-            head = f"  {label.strip():<{_LABEL_WIDTH}}"
-            wrapped = textwrap.wrap(
-                printable(text),
-                width,
-                initial_indent=head,
-                subsequent_indent=" " * len(head),
-                # Paths and digests stay whole, so that they can be copied.
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        lines += map(real, wrapped) if text.startswith(REAL) else wrapped
+    for label, *texts in _blocks(plan):
+        for index, text in enumerate(texts):
+            wrapped, head = [printable(text)], f"  {'' if index else label:<{_LABEL_WIDTH}}"
+            if label:
+                wrapped = textwrap.wrap(
+                    wrapped[0],
+                    width,
+                    initial_indent=head,
+                    subsequent_indent=" " * len(head),
+                    break_long_words=False,  # paths and digests can be copied
+                    break_on_hyphens=False,
+                )
+            lines += map(real, wrapped) if text.startswith(REAL) else wrapped
     return tuple(lines)
 
 
-def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(label, text) pairs; a label " " continues the last."""
+def _blocks(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield labels with their texts; those of "" are not wrapped."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
@@ -111,24 +112,17 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     if rights := str(plan.rights):
         yield "rights", f"inside the cell, beyond an ordinary container's: {rights}"
     yield "as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}"
-    yield from _labelled("decoys", _decoys(plan.policy))
-    yield "", ""
-    yield "", "The cell can, at its worst,"
+    yield "decoys", *_decoys(plan.policy)
+    yield "", "", "The cell can, at its worst,"
     for label in ("read", "write", "reach", "consume"):
-        yield from _labelled(label, getattr(radius, label))
-    yield "", ""
-    yield "", "Between it and this host, outermost first:"
+        yield label, *getattr(radius, label)
+    yield "", "", "Between it and this host, outermost first:"
     for number, layer in enumerate(plan.layers, 1):
         what = f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}"
         yield str(number), what
     if plan.warnings:
         yield "", ""
-        yield from _labelled("note", plan.warnings)
-
-
-def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for index, sentence in enumerate(sentences):
-        yield (label if index == 0 else " ", sentence)
+        yield "note", *plan.warnings
 
 
 def _decoys(policy: Policy) -> Iterator[str]:
@@ -139,8 +133,7 @@ def _decoys(policy: Policy) -> Iterator[str]:
         yield f"{decoy.id} ({decoy.kind}): {at or FILES[decoy.kind][0]}"
 
 
-# As many as `docker images` shows; `--json` has all.
-_SHOWN_DIGITS: Final = 12
+_SHOWN_DIGITS: Final = 12  # as many as `docker images` shows; `--json` has all
 
 # ---- layers and bounds
 
@@ -205,7 +198,6 @@ _LAYERS: Final[Mapping[Tier, tuple[Layer, ...]]] = {
 
 
 def layers_of(tier: Tier, *, emulated: bool) -> tuple[Layer, ...]:
-    """What is between a cell's workload and this host."""
     return tuple(
         replace(layer, enforced_by="QEMU's emulator (TCG)", state="emulated")
         if emulated and layer.state == "hardware"
@@ -215,7 +207,6 @@ def layers_of(tier: Tier, *, emulated: bool) -> tuple[Layer, ...]:
 
 
 def bounds_of(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
-    """All that a cell may consume; `plan --json` has every limit."""
     lifetime, timeout = map(format_duration, (resources.lifetime_s, resources.exec_timeout_s))
     quota, host = jail.cpu_quota_percent, "of this host's"
     processors = f"at most {quota // 100} {host}" if quota else f"any {host}, if it is compromised"
@@ -248,7 +239,6 @@ def blast_radius(
     tier: Tier,
     network: NetworkPlan | None,
 ) -> BlastRadius:
-    """The worst that the cell can do. `consumed`: its tier's bounds."""
     shown = f"{printable(policy.image)} (not built)"
     if image is not None:
         shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"
@@ -359,6 +349,6 @@ def _real(network: NetworkPlan) -> tuple[str, ...]:
 
 
 def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
-    """A sentence for each real host. Raises as `plan_network`."""
+    """Raises as `plan_network`."""
     network = loaded.policy.network
     return () if network is None else _real(plan_network(network, loaded.base))

@@ -1,9 +1,4 @@
-"""The launcher's command line: what a jail gives to its one program. Pure.
-
-Without `ids`, a VMM's jail: a read-only root, the files and descriptors listed, one uid; see
-`design/isolation.md`. With `ids`, an OCI runtime's: a range of ids, mounts and capabilities of its
-own; see `native/jail/README.md`.
-"""
+"""The launcher's command line: a VMM's jail, or a runtime's."""
 
 from __future__ import annotations
 
@@ -12,21 +7,18 @@ from typing import Final, Literal
 
 from belljar.dataclass import dataclass
 
-# Of the VMM in its namespace: an ordinary user's, never root's.
-INNER_ID: Final = 1000
+INNER_ID: Final = 1000  # of the VMM in its namespace: an ordinary user's, never root's
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
 # piped `core_pattern` names (fs/coredump.c)
 _NO_CORE: Final = 1
-# The workload's root in the jail's user namespace; 0 is the stage.
-WORKLOAD_ROOT: Final = 1
+WORKLOAD_ROOT: Final = 1  # in the jail's user namespace; 0 is the stage
 MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
-# Of an id map: first id inside, first on the host, count.
-IdLine = tuple[int, int, int]
+IdLine = tuple[int, int, int]  # first id inside, first on the host, count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """A control group's limits. `cpu_quota_percent`: 100 is one core."""
+    """100 `cpu_quota_percent` are one core."""
 
     memory_max_bytes: int
     cpu_quota_percent: int | None
@@ -35,7 +27,7 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailLimits(GroupLimits):
-    """A jail's limits. Without control groups `address_space_bytes` bounds memory."""
+    """`address_space_bytes` holds without control groups."""
 
     lifetime_s: float
     address_space_bytes: int
@@ -43,18 +35,13 @@ class JailLimits(GroupLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdRange:
-    """Host ids: `start` and the `count - 1` that follow."""
-
     start: int
     count: int = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """The jailed program's ids; `privileged`: root started it, so the host uid is its own.
-
-    `uids`, `gids`: an OCI workload's host ids (`host_uid` is its stage's); None for a VMM.
-    """
+    """`uids` and `gids` are an OCI workload's, beside its stage."""
 
     host_uid: int
     host_gid: int
@@ -65,11 +52,7 @@ class JailIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIds:
-    """The user namespace's maps; each has a line for 0 (the program), and no host id is 0.
-
-    Below `JailFds.user_namespace` the outer ids are that one's. `newuidmap` and `newgidmap` (both
-    or none) write the maps for an ordinary user.
-    """
+    """A line for 0 is the program's. Below `JailFds.user_namespace` outer ids are that one's."""
 
     uid_map: tuple[IdLine, ...]
     gid_map: tuple[IdLine, ...]
@@ -78,7 +61,7 @@ class JailIds:
 
 
 def nested_cell_ids() -> JailIds:
-    """As `cell_ids`, below a range's user namespace."""
+    """Return `cell_ids` below a range's user namespace."""
     lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
     return JailIds(uid_map=lines, gid_map=lines)
 
@@ -111,7 +94,7 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file, noexec and read-only."""
+    """The host's file, noexec and read-only."""
 
     source: Path
     target: str
@@ -119,11 +102,7 @@ class JailBind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """Descriptors: `kept` and `stdin` are the program's, the rest is the supervisor's.
-
-    `hold` stays open until the jail is empty. `user_namespace`: an ordinary user's, above the
-    jail's. `network`: a byte comes there when the jail's link is ready.
-    """
+    """`kept` and `stdin` are the program's; a byte on `network` says ready."""
 
     lifeline: int
     status: int
@@ -136,11 +115,9 @@ class JailFds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailSpec:
-    """One jail; `keep_capabilities`, with `ids`: all, over the jail's own namespaces.
+    """`init`: when the program ended with 0 (else step 21, runtime), what it left goes on.
 
-    `init`: the launcher stays pid 1; the jail runs when the program ended with 0 (anything else is
-    step 21, runtime), and ends with the last of what it left. `network`: a namespace whose link is
-    waited for; "covered" hides `/proc/sys/net`. `rlimits` None: a VMM's without `ids`, else none.
+    `network`: "covered" hides `/proc/sys/net`. `rlimits` None: a VMM's without `ids`, else none.
     """
 
     cell_id: str
@@ -164,7 +141,7 @@ class JailSpec:
 def cell_ids(
     identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None
 ) -> JailIds:
-    """A cell's maps: 0 for the stage, then the workload's range."""
+    """Map 0 to the stage, then the workload's range."""
     uids, gids = identity.uids, identity.gids
     if uids is None or gids is None:
         raise ValueError("this identity has no range of ids")
@@ -179,7 +156,6 @@ def cell_ids(
 def jail_argv(
     launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The launcher's argv."""
     return (
         launcher,
         *("--cell", spec.cell_id, "--root", str(spec.root), "--owner", str(spec.owner_pid)),
@@ -240,7 +216,6 @@ def _rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
     given = spec.rlimits or ()
     if spec.rlimits is None and spec.ids is None:  # a VMM's
         given = (("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes))
-        # No VMM ever writes a file: its outputs are sockets and pipes.
-        given += (("fsize", 0),)
+        given += (("fsize", 0),)  # No VMM ever writes a file: its outputs are sockets and pipes
     memory = (("as", spec.limits.address_space_bytes),) if spec.memory_by_rlimit else ()
     return (("core", _NO_CORE), *given, *memory)

@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy.model import Policy
 
-# A reader of a run directory's plan tells by it which fields to expect.
-PLAN_FORMAT: Final = 2
-# How a sentence about something real begins.
-REAL: Final = "REAL network: "
+PLAN_FORMAT: Final = 2  # a reader of a run directory's plan tells by it which fields to expect
+REAL: Final = "REAL network: "  # how a sentence about something real begins
 # `shared`: as good as the host's kernel.
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """An image's facts for the plan; `program`: "" where it waits."""
+    """It runs `program`, "" where it only waits."""
 
     digest: str
     name: str
@@ -39,7 +37,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One wall between workload and host, and its basis."""
+    """One layer between workload and host."""
 
     name: str
     what: str
@@ -57,8 +55,7 @@ class BlastRadius:
     consume: tuple[str, ...]
 
 
-# One reason, as programs tell them apart.
-ObstacleCode = StrEnum(
+ObstacleCode = StrEnum(  # one reason, as programs tell them apart
     "ObstacleCode",
     "ARCHITECTURE RUNTIME TOOL NO_USER_NAMESPACES NO_IDS CGROUPS KERNEL_TOO_OLD RIGHTS USER GPU "
     "KVM SIZE MODULES NETWORK_NAMESPACES OPEN_FILES",
@@ -67,7 +64,7 @@ ObstacleCode = StrEnum(
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason against it here. Not escaped."""
+    """Why this host can't. It is not escaped."""
 
     code: ObstacleCode
     what: str
@@ -77,12 +74,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """One cell's plan in any tier; `tier` is never less than `demanded_tier`.
-
-    `image` None: not built, so the plan can only be read. `layers`: outermost first.
-    `memory_by_rlimit`: without a `memory` controller the jail's address space is bounded.
-    `skipped_tiers`: of the warnings. `network` None: the cell has no network device.
-    """
+    """`image` None: the plan can only be shown."""
 
     policy: Policy
     risk: Risk
@@ -106,7 +98,7 @@ class CellPlan:
     rights: Granted = NOTHING_GRANTED
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; another tier's shape is null."""
+        """Another tier's shape is null."""
         names = [name for name in field_names(type(self)) if name != "policy"]
         return {
             "version": PLAN_FORMAT,
@@ -131,5 +123,4 @@ class MicrovmPlan(CellPlan):
     guest: GuestLimits
 
 
-# One cell's plan, of either shape.
-Plan: TypeAlias = OciPlan | MicrovmPlan
+Plan: TypeAlias = OciPlan | MicrovmPlan  # one cell's, of either shape

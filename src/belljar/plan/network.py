@@ -1,7 +1,4 @@
-"""What a range's network is to be: stand-ins, real upstreams, bounds.
-
-Frozen data without an address in it; addresses are `plan.addresses`'.
-"""
+"""A range's network: stand-ins, real upstreams and bounds, without an address."""
 
 from __future__ import annotations
 
@@ -20,30 +17,21 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
     from belljar.policy.network import Network, OwnCell
     from belljar.policy.stand_ins import StandIn
 
-# RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
-DNS_PORT: Final = 53
-# Kinds that a target cell answers.
-TARGET_KINDS: Final = frozenset({"cell", "python"})
-# Of an upstream's budget for each dial's own packets.
-DIAL_BYTES: Final = 512
+DNS_PORT: Final = 53  # RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
+TARGET_KINDS: Final = frozenset({"cell", "python"})  # kinds that a target cell answers
+DIAL_BYTES: Final = 512  # of an upstream's budget for each dial's own packets
 Default: TypeAlias = Literal["deny", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A stand-in's port: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
-
     number: int
     protocol: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInPlan:
-    """One stand-in; of its names an exact one wins over `*.` and one more label.
-
-    `settings`: the kind's own fields, checked in shape; files are relative to `directory`, a host
-    path that the gateway sees whole, read-only. `all_ports`: of a target cell.
-    """
+    """Files in `settings` are relative to `directory`."""
 
     id: str
     kind: str
@@ -55,34 +43,30 @@ class StandInPlan:
 
     @property
     def is_target(self) -> bool:
-        """Whether a target cell answers, and not the gateway."""
         return self.kind in TARGET_KINDS
 
     @property
     def is_detached(self) -> bool:
-        """True for a cell without a network device, reached by commands."""
+        """It has no network device."""
         return self.is_target and self.settings.get("networks") == []
 
     @property
     def networks(self) -> frozenset[str]:
-        """A cell's networks; empty: every one."""
+        """A cell's networks; empty means every one."""
         return frozenset(self.settings.get("networks") or ())
 
     @property
     def awaits(self) -> tuple[str, ...] | None:
-        """Cells that must be healthy before its start; None: all."""
+        """None means all cells before it."""
         awaited = self.settings.get("awaits")
         return None if awaited is None else tuple(awaited)
 
     def is_apart_from(self, other: StandInPlan) -> bool:
-        """Whether both cells name networks, and none in common."""
         return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial."""
-
     host: str
     ports: tuple[int, ...]
     methods: tuple[str, ...]
@@ -92,19 +76,17 @@ class UpstreamPlan:
 
     @property
     def id(self) -> str:
-        """Its `NameAddress.stand_in`; stand-ins' ids have no colon."""
+        """Stand-ins' ids have no colon."""
         return f"upstream:{self.host}"
 
 
-# A gateway's descriptors beside its connections'.
-GATEWAY_OTHER_FILES: Final = 256
-# Descriptors of a connection between two cells.
-_FILES_OF_CELLS: Final = 2
+GATEWAY_OTHER_FILES: Final = 256  # a gateway's descriptors beside its connections'
+_FILES_OF_CELLS: Final = 2  # descriptors of a connection between two cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """Bounds of what a guest could make grow, and their effects."""
+    """A guest could make these grow."""
 
     packet_record_bytes: int = 512 << 20
     """More of the cells' frames is not recorded, which voids the sample."""
@@ -127,7 +109,7 @@ class NetworkBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """A range's network; `controllers`: the host's, for the range's processes."""
+    """`controllers` are the host's."""
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
@@ -138,7 +120,6 @@ class NetworkPlan:
 
     @property
     def group_limits(self) -> GroupLimits:
-        """Of the range's own processes."""
         return GroupLimits(
             memory_max_bytes=self.bounds.group_memory_bytes,
             cpu_quota_percent=self.bounds.group_cpu_percent,
@@ -147,37 +128,34 @@ class NetworkPlan:
 
     @property
     def has_own_cell(self) -> bool:
-        """Whether the range's own cell has a network device."""
+        """The range's own cell has a network device."""
         return not any(item.is_detached for item in self.stand_ins if item.id == OWN_CELL)
 
     @property
     def has_cells(self) -> bool:
-        """Whether any cell has; without, no network is made."""
+        """Without any no network is made."""
         return self.has_own_cell or any(not item.is_detached for item in self.targets)
 
     def attached(self) -> NetworkPlan:
-        """The network without cells that lack a device in it."""
+        """Leave out cells without a network device."""
         kept = tuple(item for item in self.stand_ins if not item.is_detached)
         return replace(self, stand_ins=kept)
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
-        """The stand-ins with a cell, without the range's own."""
         return tuple(item for item in self.stand_ins if item.is_target and item.id != OWN_CELL)
 
     @property
     def reached_cells(self) -> tuple[StandInPlan, ...]:
-        """The cells that others reach by name."""
         return tuple(item for item in self.stand_ins if item.is_target)
 
     @property
     def has_tls(self) -> bool:
-        """Whether the gateway needs certificates."""
         is_web = self.default == "simulate" or bool(self.upstreams)
         return is_web or any(port.protocol in ("tls", "smtps") for port in self._served())
 
     def gateway_ports(self) -> tuple[int, ...]:
-        """The gateway's TCP ports without the resolver's, sorted."""
+        """The resolver's is not among them."""
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
         return tuple(sorted({*(port.number for port in self._served()), *dialled}))
 
@@ -194,10 +172,7 @@ def plan_network(
     decoys: Iterable[DecoySpec] = (),
     open_files_max: int | None = None,
 ) -> NetworkPlan:
-    """What a policy's network comes to, with decoy services as stand-ins of their id.
-
-    `open_files_max`: this host's, bounds connections. Raises `PolicyError`: files and no `base`.
-    """
+    """Raises `PolicyError` for files without a `base`."""
     return NetworkPlan(
         stand_ins=(
             *(_stand_in(name, item, base) for name, item in network.stand_ins.items()),
@@ -245,7 +220,6 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
 
 
 def gateway_files(connections: int, cell_connections: int) -> int:
-    """Return the descriptor limit of a gateway with these bounds."""
     return connections + _FILES_OF_CELLS * cell_connections + GATEWAY_OTHER_FILES
 
 
@@ -280,7 +254,6 @@ def _service(decoy: DecoySpec) -> StandInPlan:
 
 
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
-    """The named ports, and whether all can be reached."""
     ports = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in spoken)
     named = tuple(port for port in ports if port.number != ALL_PORTS)
     return named, named != ports
@@ -293,8 +266,7 @@ def _own_cell(own: OwnCell) -> StandInPlan:
     return replace(plan, settings=settings, all_ports=all_ports)
 
 
-# Where the catch-all of `default: simulate` answers.
-CATCH_ALL_PORTS: Final = (
+CATCH_ALL_PORTS: Final = (  # where the catch-all of `default: simulate` answers
     PortPlan(number=80, protocol="http"),
     PortPlan(number=443, protocol="tls"),
 )

@@ -1,7 +1,4 @@
-"""Statements of nftables' JSON, and a comparison of rendered and listed rules. Pure.
-
-Source: libnftables-json(5).
-"""
+"""Statements of nftables' JSON (libnftables-json(5)), and their comparison."""
 
 from __future__ import annotations
 
@@ -26,12 +23,10 @@ MARK: Final[Statement] = {"meta": {"key": "mark"}}
 
 
 def field(protocol: str, name: str) -> Statement:
-    """A header's field."""
     return {"payload": {"protocol": protocol, "field": name}}
 
 
 def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: ANN401
-    """Goes on only when it holds."""
     return {"match": {"op": op, "left": left, "right": right}}
 
 
@@ -45,56 +40,45 @@ SOURCE: Final[Statement] = {"concat": [field("ip", "saddr"), L4PROTO, field("th"
 
 
 def marked(mark: int) -> Statement:
-    """Marks the packet."""
     return {"mangle": {"key": MARK, "value": mark}}
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
-    """Of these TCP flags, only `are` is set."""
+    """Only `are` is set of these."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
 # A TCP segment that asks for a connection.
 FIRST: Final = flags(("fin", "syn", "rst", "ack"), "syn")
-# One that doesn't, so that it begins none.
-NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")
-# More fragments follow, or this is not the first (RFC 791).
-FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")
+NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")  # one that doesn't, so that it begins none
+FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")  # RFC 791
 
 
 def counter(name: str) -> Statement:
-    """Counts."""
     return {"counter": name}
 
 
 def over(per_s: int, burst: int) -> Statement:
-    """Goes on when there are more than this."""
+    """Match beyond this rate."""
     return {"limit": {"rate": per_s, "burst": burst, "per": "second", "inv": True}}
 
 
 def goto(chain: str) -> Statement:
-    """The other chain decides."""
     return {"goto": {"target": chain}}
 
 
 # What the kernel numbers and counts itself: two listings of the same rules differ in it.
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
-# They go into an event: a table that is gone differs in each of its objects.
-_MAX_DIFFERENCES: Final = 20
+_MAX_DIFFERENCES: Final = 20  # they go into an event
 _SHOWN_CHARS: Final = 300
 # Kind, family, table and name; all rules of a chain have one key, as their order matters.
 _Key = tuple[str, str, str, str]
-# Rules as they are compared.
-KnownRules: TypeAlias = dict[_Key, list[str]]
-# As JSON, keys in order.
-canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
+KnownRules: TypeAlias = dict[_Key, list[str]]  # as they are compared
+canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode  # keys in order
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a namespace's whole `nft -j list ruleset` differs from `render_rules`: at most 20 lines.
-
-    Handles, counts, the order of a set's elements and what packets put into a set don't count.
-    """
+    """Leave out handles and counts."""
     try:
         have = known_rules(listed)
     # A listing in another shape may hide a change: it counts as one.
@@ -116,7 +100,7 @@ def _differences(want: KnownRules, have: KnownRules) -> Iterator[str]:
 
 
 def known_rules(document: Mapping[str, Any]) -> KnownRules:
-    """Every object by its key; a chain's rules are one."""
+    """All rules of a chain are one object."""
     found: KnownRules = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
@@ -152,13 +136,12 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
 
 
 def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Without counts, the same for nft 1.0.6 and 1.1.3."""
+    """Leave out counts, and how nft's versions differ."""
     if isinstance(part, list):
         return [statement(value) for value in part]
     if not isinstance(part, Mapping):
         return part
-    # nft 1.1 lists the flags of a mask as alternatives, 1.0 as a list.
-    if list(part) == ["|"]:
+    if list(part) == ["|"]:  # nft 1.1 lists the flags of a mask as alternatives, 1.0 as a list
         return statement(part["|"])
     kept = {word: statement(value) for word, value in part.items() if word not in _VOLATILE}
     is_code = kept.get("left") == field("icmp", "code")

@@ -1,7 +1,4 @@
-"""What stands in a tier's way on this host: each obstacle's code, sentence and hint.
-
-Used to refuse a plan, and by `belljar doctor` to say so beforehand.
-"""
+"""What stands in a tier's way on this host."""
 
 from __future__ import annotations
 
@@ -12,17 +9,17 @@ from typing import TYPE_CHECKING, Final
 from belljar.dataclass import replace
 from belljar.host.model import CgroupVersion, CoreFact, CoreState, HostFacts, ToolFact, TrialState
 from belljar.plan.model import Obstacle, ObstacleCode
+from belljar.plan.network import GATEWAY_OTHER_FILES
 from belljar.plan.oci import ARCHITECTURES, ID_COUNT
-from belljar.policy.limits import GRANTABLE, Resources, Tier
+from belljar.policy.limits import GRANTABLE, Risk, Tier
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
+    from belljar.policy.model import Policy
     from belljar.policy.sections import Rights
 
-# For the container tiers: a tmpfs with user attributes.
-MIN_KERNEL: Final = (6, 6)
-# Every bound of a container on what the host has is held by one of them.
-_CONTROLLERS: Final = ("cpu", "memory", "pids")
+MIN_KERNEL: Final = (6, 6)  # for the container tiers: a tmpfs with user attributes
+_CONTROLLERS: Final = ("cpu", "memory", "pids")  # they hold a container's bounds
 # The kind of stand-in that needs a module.
 MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "packaging": "pypi"}
 NETWORK_EXTRA_HINT: Final = (
@@ -35,20 +32,17 @@ KVM_STATES: Final = {
     TrialState.REFUTED: "does not work",
     TrialState.ABSENT: "is not available",
 }
-# How to get proven hardware virtualisation.
-KVM_HINTS: Final = {
+KVM_HINTS: Final = {  # how to get proven hardware virtualisation
     TrialState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
     TrialState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor` tests it again",
     TrialState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
 # Distributions append to it (`6.12.48+deb13-amd64`): only the first two numbers are compared.
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
-# The kernel's own patterns are shorter; what an administrator wrote may be a whole command.
-_MAX_PATTERN_CHARS: Final = 80
+_MAX_PATTERN_CHARS: Final = 80  # the kernel's own are shorter; an administrator's may be a command
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
-    """Why no cell can run in the tier here."""
     known = ("x86_64",) if tier is Tier.MICROVM else tuple(ARCHITECTURES)
     if facts.arch not in known:
         what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
@@ -121,8 +115,7 @@ def _no_ids(needing: str, facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(ObstacleCode.NO_IDS, what, facts.ids.hint or "run as root")
 
 
-# Why a tier grants no more rights.
-_NOT_GRANTED: Final = {
+_NOT_GRANTED: Final = {  # why a tier grants no more rights
     Tier.CONTAINER: "its kernel is this host's",
     Tier.GVISOR: "the guest agent shares the users of its workload",
     Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "
@@ -131,7 +124,6 @@ _NOT_GRANTED: Final = {
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
-    """The rights that the tier does not grant."""
     if rights is None:
         return
     most = GRANTABLE[tier]
@@ -147,7 +139,6 @@ def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
 def policy_obstacles(
     tier: Tier, rights: Rights | None, user: str, devices: tuple[str, ...]
 ) -> Iterator[Obstacle]:
-    """Why the tier can't give these rights, user and GPUs."""
     if refused := tuple(refusals(rights, tier)):
         what = f"a {tier} cell does not grant {', '.join(refused)}: {_NOT_GRANTED[tier]}"
         able = " or ".join(each.value for each in Tier if not any(refusals(rights, each)))
@@ -165,19 +156,12 @@ def policy_obstacles(
         yield Obstacle(ObstacleCode.GPU, what, hint, "model.gpu")
 
 
-def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
-    """Why risk `critical` can't run here, if so."""
-    if (state := facts.kvm.state) is TrialState.PROVEN:
-        return None
-    what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
-    hint = f"{KVM_HINTS[state]}; or lower `risk` if the risk is lower"
-    return Obstacle(ObstacleCode.KVM, f"{what}: {facts.kvm.reason}", hint, "risk")
-
-
-def size_obstacles(
-    resources: Resources, memory_max_bytes: int, facts: HostFacts
-) -> Iterator[Obstacle]:
-    """Why this cell size doesn't fit this host."""
+def fit_obstacles(policy: Policy, memory_max_bytes: int, facts: HostFacts) -> Iterator[Obstacle]:
+    resources, state = policy.resources, facts.kvm.state
+    if policy.risk is Risk.CRITICAL and state is not TrialState.PROVEN:
+        what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
+        hint = f"{KVM_HINTS[state]}; or lower `risk` if the risk is lower"
+        yield Obstacle(ObstacleCode.KVM, f"{what}: {facts.kvm.reason}", hint, "risk")
     if resources.cpus > facts.cpus:
         what = f"the policy asks for {resources.cpus} processors, and this host has {facts.cpus}"
         hint = f"write `cpus: {facts.cpus}` or less, or use a larger host"
@@ -193,7 +177,6 @@ def size_obstacles(
 def network_obstacles(
     facts: HostFacts, kinds: Collection[str] | None = None
 ) -> tuple[Obstacle, ...]:
-    """Why no network (of these kinds) is possible here."""
     return tuple(
         replace(each, where="network", hint=f"{each.hint}; or write `network: none`")
         for each in _network(facts, kinds)
@@ -201,8 +184,6 @@ def network_obstacles(
 
 
 def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
-    from belljar.plan.network import GATEWAY_OTHER_FILES
-
     needing = "a range's network"
     tool = facts.tool("nft")
     if tool is None or not tool.ok:
@@ -221,8 +202,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
             "as root: sysctl -w user.max_net_namespaces=15000; or use a kernel with CONFIG_NET_NS"
         )
         yield Obstacle(ObstacleCode.NETWORK_NAMESPACES, what, hint)
-    # A gateway that could take fewer connections than it needs descriptors for itself is not worth
-    # starting.
+    # A gateway is to take more connections than it needs descriptors for itself.
     if facts.open_files_max < (needed := 2 * GATEWAY_OTHER_FILES):
         what = f"{needing} needs {needed} open files, and this process may have fewer"
         hint = "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE= of systemd)"
@@ -233,7 +213,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> str:
-    """Where this host's core dumps of cells go; "": nowhere."""
+    """Return an empty text where a cell's core dumps go nowhere."""
     # With a limit of 1 no program is started; in the other tiers only the sentry or the VMM
     # could crash so.
     is_open = cores.state is CoreState.PROGRAM and not cores.can_limit

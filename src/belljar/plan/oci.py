@@ -1,8 +1,4 @@
-"""`config.json` and command line of `runc` (container tier) and `runsc` (gvisor tier). Pure.
-
-Paths are *inside the jail*, where the runtime runs. OCI runtime specification 1.0.2; see
-`design/isolation.md`.
-"""
+"""`config.json` (OCI 1.0.2) and command line of `runc` and `runsc`."""
 
 from __future__ import annotations
 
@@ -20,29 +16,20 @@ from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
 OCI_VERSION: Final = "1.0.2"
-# As many as subordinate ids are handed out at once; `nobody` is 65534.
-ID_COUNT: Final = 1 << 16
-# Gone before the workload runs; neutral names, in a directory that every image has.
-AGENT_IN_CELL: Final = "/dev/.i"
+ID_COUNT: Final = 1 << 16  # as many as subordinate ids are handed out at once; `nobody` is 65534
+AGENT_IN_CELL: Final = "/dev/.i"  # gone before the workload runs; a neutral name
 PROBE_IN_CELL: Final = "/dev/.p"
-# Standard input: a detached container keeps it from its starter, without an option of the runtime.
-CHANNEL_FD: Final = 0
+CHANNEL_FD: Final = 0  # a detached container keeps standard input from its starter
 _TMP: Final = "/tmp"  # noqa: S108 - the cell's
-# As the runtime sees it, which is in it.
-STAGES_NETWORK: Final = "/proc/self/ns/net"
-# One part in so many of the memory may be shared, as in the VM.
-SHM_SHARE: Final = 2
+STAGES_NETWORK: Final = "/proc/self/ns/net"  # as the runtime sees it, which is in it
+SHM_SHARE: Final = 2  # one part in so many of the memory may be shared, as in the VM
 # Soft: what `select` can watch. Hard: systemd's default (DefaultLimitNOFILE=), as services expect.
 OPEN_FILES: Final = (1024, 524_288)
-# Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve).
-MAX_TERMINALS: Final = 64
+MAX_TERMINALS: Final = 64  # the host has 3,072 for all cells (kernel.pty.max, .reserve)
 _MAX_SHM_INODES: Final = 65_536
-# A page: a smaller file takes one all the same.
-_BYTES_PER_INODE: Final = 4096
-# Few pages make few inodes: a small disk still holds a tree of small files.
-_MIN_INODES: Final = 16_384
-# A tmpfs holds inodes in the kernel's memory: a disk beyond 16 GiB gets no more of them.
-_MAX_INODES: Final = 4_194_304
+_BYTES_PER_INODE: Final = 4096  # a page: a smaller file takes one all the same
+_MIN_INODES: Final = 16_384  # a small disk still holds a tree of small files
+_MAX_INODES: Final = 4_194_304  # a tmpfs holds inodes in the kernel's memory
 
 
 _CAPABILITIES: Final = (
@@ -67,26 +54,20 @@ _MASKED: Final = (
 )
 # What tells too much of the host, or helped a breakout before.
 MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
-# Some sysctls are the whole host's, in whatever namespace they are written.
-READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
-# All that is shown of the host's sysfs.
-CPU_FILES: Final = tuple(
+READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")  # some sysctls are the whole host's
+CPU_FILES: Final = tuple(  # all that is shown of the host's sysfs
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
 )
 
 
-# Of most arguments the kernel looks at the lower 32 bits alone.
-_WORD: Final = 0xFFFF_FFFF
+_WORD: Final = 0xFFFF_FFFF  # of most arguments the kernel looks at the lower 32 bits alone
 # The machine's own: 32-bit and x32 calls on x86_64 kill the caller.
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallGroup:
-    """Calls that are treated alike, and why.
-
-    `any_of`: alternative sets of OCI's `args`; none: always. `error` None: allowed; 0: pretended.
-    """
+    """`error` None allows, 0 pretends."""
 
     why: str
     calls: tuple[str, ...]
@@ -101,10 +82,7 @@ _ERRORS: Final = {"pretend": 0, "refuse": errno.EPERM}
 def seccomp_profile(
     arch: str, *, gvisor: bool, rights: Granted = NOTHING_GRANTED
 ) -> dict[str, Any]:
-    """`linux.seccomp` for this machine. Raises `ValueError` for another architecture.
-
-    `gvisor`: as runsc's kernel applies it. `rights`: they open calls.
-    """
+    """Raises `ValueError` for another architecture."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
     rules = load_rules()
@@ -132,7 +110,6 @@ def seccomp_profile(
 
 @cache
 def load_rules() -> Mapping[str, tuple[CallGroup, ...]]:
-    """Return the package's rules, by their table's name."""
     import tomllib  # here: the microvm tier needs no profile
 
     data = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text())
@@ -173,7 +150,7 @@ def _masked(index: int, value: int, mask: int = _WORD) -> dict[str, Any]:
 def prefixes_without(
     values: frozenset[int], value: int, free_bits: int
 ) -> Iterator[tuple[int, int]]:
-    """(value, mask) pairs for all numbers but `values`."""
+    """Yield (value, mask) of all other numbers."""
     within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
     if not within:
         yield value, _WORD >> free_bits << free_bits
@@ -196,11 +173,7 @@ def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciShape:
-    """A container; `config`: config.json but for what `OciCell` has.
-
-    `raw_sockets`: runsc must be told. `memory_max_bytes`: for processes and files together.
-    `disk_bytes`, `disk_inodes`: the writable layer's. `devices`: besides the usual six.
-    """
+    """`config` lacks what `OciCell` has."""
 
     runtime: RuntimeFact
     memory_max_bytes: int
@@ -215,11 +188,7 @@ class OciShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciCell:
-    """What is one cell's own; paths are the jail's, "" for none.
-
-    `tmp`: the image's /tmp, mounted over itself: gVisor's own has no inode limit. `has_port`: the
-    jail's stage has a network namespace with a link.
-    """
+    """gVisor's own /tmp has no inode limit: `tmp` replaces it."""
 
     hostname: str
     root: str = "/new"
@@ -240,7 +209,6 @@ def oci_shape(
     rights: Granted = NOTHING_GRANTED,
     devices: tuple[str, ...] = (),
 ) -> OciShape:
-    """The container for these resources. `open_files_max`: this host's."""
     return OciShape(
         runtime=runtime,
         memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
@@ -255,12 +223,11 @@ def oci_shape(
 
 
 def writable_inodes(resources: Resources) -> int:
-    """How many files the writable layer may hold."""
     return min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
-    """One cell's config.json, the caller's own copy."""
+    """Return the caller's own copy."""
     # Deep: cells of one shape share the plan's document, and its lists are added to below.
     config = copy.deepcopy(dict(shape.config))
     config["hostname"] = cell.hostname
@@ -272,8 +239,7 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         config["mounts"].append(bind | {"source": path})
     if cell.weights:
         config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
-    # In place of gVisor's own tmpfs: of two mounts at one place only the last is seen.
-    if cell.tmp:
+    if cell.tmp:  # in place of gVisor's own tmpfs: of two mounts at one place only the last is seen
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
         tmp = _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev")
         config["mounts"].append(tmp | {"source": cell.tmp})
@@ -301,11 +267,7 @@ def runtime_argv(
     has_port: bool = False,
     trace: str = "",
 ) -> tuple[str, ...]:
-    """What starts the container and ends; the agent goes on with descriptor 0.
-
-    `state`: a directory of the runtime's own; `bundle`: that of config.json; `trace`: runsc's trace
-    points. No workload sees `name`.
-    """
+    """No workload sees `name`."""
     traced = (f"--pod-init-config={trace}",) if trace else ()
     network = f"--network={'sandbox' if has_port else 'none'}"
     raw = ("--net-raw",) if shape.raw_sockets else ()

@@ -1,8 +1,4 @@
-"""The VMM's command line, and the key of a template. Pure, golden-tested.
-
-Paths are *inside the jail*: a read-only root with just these files. The guest sees no name of ours:
-`-name` stays on the host's side (the microvm machine has no SMBIOS).
-"""
+"""The VMM's command line, and a template's key. Pure, golden-tested."""
 
 from __future__ import annotations
 
@@ -12,16 +8,14 @@ from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
 from belljar.dataclass import asdict, dataclass
+from belljar.plan.jail import JailLimits
 
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
-# Part of a template's key: raised with each change it could notice.
-ARGV_FORMAT: Final = 1
-# Likewise, of a template's directory and of its guest's state.
-TEMPLATE_FORMAT: Final = 2
+ARGV_FORMAT: Final = 1  # part of a template's key: raised with each change it could notice
+TEMPLATE_FORMAT: Final = 2  # Likewise, of a template's directory and of its guest's state
 
-# A name that stock guests have, so that it tells the workload nothing.
-AGENT_PORT: Final = "org.qemu.guest_agent.0"
+AGENT_PORT: Final = "org.qemu.guest_agent.0"  # stock guests have it, too
 # In the jail's root, where only the VMM is; the guest sees none of these names.
 KERNEL_PATH: Final = "/i/kernel"
 INITRD_PATH: Final = "/i/initrd"
@@ -41,12 +35,9 @@ KERNEL_COMMAND_LINE: Final = (
     "swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
 )
-# Tells the guest agent (native/guest/boot.c) to wait for the second disk.
-DATA_DISK_WORD: Final = " data_disk"
-# The network device's until RENEW, while its link is down.
-TEMPLATE_MAC: Final = "02:00:00:00:00:01"
-# Each would make the frames' other side finish what the guest left undone.
-_OFFLOADS: Final = (
+DATA_DISK_WORD: Final = " data_disk"  # the guest agent (boot.c) waits for the second disk
+TEMPLATE_MAC: Final = "02:00:00:00:00:01"  # until RENEW, while the link is down
+_OFFLOADS: Final = (  # each would make the frames' other side finish what the guest left undone
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
     "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"
 )
@@ -55,13 +46,12 @@ _NO_OFFLOADS: Final = ",".join(f"{feature}=off" for feature in _OFFLOADS.split()
 # QEMU's own seccomp filter, as strict as it goes: the VMM starts no program.
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _MIB: Final = 1 << 20
-# Paths in the jail that open as descriptors it inherited: it has no /dev.
-_KVM_FDSET: Final = 1
+_KVM_FDSET: Final = 1  # opens as an inherited descriptor: the jail has no /dev
 _CONSOLE_FDSET: Final = 2
 
 
 class Role(StrEnum):
-    """Whether the VMM boots, or goes on from a template."""
+    """The VMM boots, or goes on from a template."""
 
     TEMPLATE = "template"
     CLONE = "clone"
@@ -81,7 +71,7 @@ class VmShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLimits:
-    """The guest agent's limits on the workload. Part of the template."""
+    """They are part of the template."""
 
     memory_max_bytes: int
     disk_bytes: int
@@ -94,11 +84,7 @@ class GuestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFds:
-    """The descriptors the VMM inherits.
-
-    `kvm` only with that accelerator, `state` (of the devices) only for a clone, `net` (a unix
-    datagram socket, one frame a datagram) only with a network device.
-    """
+    """`net` is a datagram socket, one frame a datagram."""
 
     qmp: int
     agent: int
@@ -108,32 +94,26 @@ class VmFds:
     net: int | None = None
 
 
-def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and what the VMM itself needs."""
+def vmm_limits(shape: VmShape, lifetime_s: float, *, has_cpu_limit: bool = False) -> JailLimits:
     # TCG keeps 64 MiB of translated code (`tb-size`).
     overhead_mib = 192 if shape.accel == "tcg" else 96
-    return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
-
-
-def vmm_address_space_bytes(shape: VmShape) -> int:
-    """As above for RLIMIT_AS, which counts reservations too."""
-    # Libraries; for each thread an arena of 64 MiB and a stack of 8 MiB
-    return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
-
-
-def vmm_processes(shape: VmShape) -> int:
-    """Threads; up to 64 wait for the disk."""
-    return shape.vcpus + 80
+    memory_mib = shape.ram_mib + overhead_mib + 8 * shape.vcpus
+    return JailLimits(
+        memory_max_bytes=memory_mib * _MIB,
+        # The VMM's own threads (devices, migration) run beside the virtual processors.
+        cpu_quota_percent=100 * (shape.vcpus + 1) if has_cpu_limit else None,
+        processes=shape.vcpus + 80,  # threads, of which up to 64 wait for the disk
+        lifetime_s=lifetime_s,
+        # RLIMIT_AS counts reservations too: libraries; for each thread an arena of 64 MiB and a
+        # stack of 8 MiB.
+        address_space_bytes=(memory_mib + 1024 + 160 * shape.vcpus) * _MIB,
+    )
 
 
 def qemu_argv(
     program: str, shape: VmShape, *, role: Role, name: str, fds: VmFds, counter_khz: int = 0
 ) -> tuple[str, ...]:
-    """The VMM's argv. Raises `ValueError` when the descriptors don't fit.
-
-    `name`: the cell id, for the host's tools. `counter_khz`: the host's time-stamp counter, for an
-    emulated guest; 0: it measures.
-    """
+    """Raises `ValueError` when descriptors don't fit."""
     needed = (shape.accel == "kvm", role is Role.CLONE, shape.nic)
     if tuple(fd is not None for fd in (fds.kvm, fds.state, fds.net)) != needed:
         raise ValueError("the descriptors of kvm, state and net don't fit the machine and its role")
@@ -208,11 +188,7 @@ def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInputs:
-    """What a template is made from and for. Digests are lower-case hex SHA-256.
-
-    `vmm_digest` covers the VMM's binary, libraries and firmware. `host_cpu`: under KVM its
-    features; under TCG its model, whose time-stamp counter the guest's clock runs by.
-    """
+    """`vmm_digest` covers libraries and firmware."""
 
     image_digest: str
     kernel_digest: str
@@ -227,7 +203,7 @@ class TemplateInputs:
 
 
 def template_key(inputs: TemplateInputs) -> str:
-    """64 hex digits, equal for equal inputs only."""
+    """It differs for other inputs."""
     formats = {"template": TEMPLATE_FORMAT, "argv": ARGV_FORMAT}
     document = {"formats": {**formats, "command_line": KERNEL_COMMAND_LINE}, **asdict(inputs)}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,10 +1,6 @@
 """A range's packet rules as data, each refusal with its reason. Pure, golden.
 
-One document for `nft -j -f -`. `prerouting` decides alone, before fragments are put together
-(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` admit no
-more. Connections are not tracked. Nothing is forwarded: a connection between two cells ends
-here on both sides. Its first segment is logged and dropped; the supervisor dials the target cell
-and readmits the segment by loopback, or has it refused.
+`prerouting` decides alone, before fragments are put together; the other chains admit no more.
 """
 
 from __future__ import annotations
@@ -19,23 +15,16 @@ from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
 
 Rule: TypeAlias = list[nft.Statement]
-# The namespace is the range's own: any other table in it is a breach.
-TABLE: Final = "range"
-# Groups of NFLOG are a network namespace's: no other program of the host listens here.
-LOG_GROUP: Final = 1
-# Enough for the headers, by which a refused packet is told.
-LOG_SNAP_BYTES: Final = 128
-# On packets to addresses of others that end here, and (SO_MARK) on the answers.
-LOCAL_MARK: Final = 1
-# On what the supervisor sends to a target cell's port, on behalf of another cell.
-DIAL_MARK: Final = 2
+TABLE: Final = "range"  # the namespace is the range's own: any other table in it is a breach
+LOG_GROUP: Final = 1  # a network namespace's own: no other program listens here
+LOG_SNAP_BYTES: Final = 128  # enough for the headers, by which a refused packet is told
+LOCAL_MARK: Final = 1  # on packets to others' addresses that end here, and on the answers
+DIAL_MARK: Final = 2  # on what the supervisor sends to a target cell for another
 # On a connection's first segment, sent again by loopback: it is let in, or refused.
 ENTER_MARK, REFUSE_MARK = 3, 4
-# Before the kernel's own at -400 (defragmentation): fragments are seen as they came.
-_BEFORE_ASSEMBLY: Final = -450
+_BEFORE_ASSEMBLY: Final = -450  # before the kernel's defragmentation at -400
 _CHECK, _UNNAMED = "checked", "unnamed"
-# The counter of everything that is logged.
-_LOGGED: Final = "logged"
+_LOGGED: Final = "logged"  # the counter of everything that is logged
 
 # This host, private networks (the range's own prefix left out), carriers' (RFC 6598; Alibaba's
 # metadata service), loopback, Azure's host, link-local (metadata services), private, protocol
@@ -49,10 +38,7 @@ FORBIDDEN: Final = tuple(map(IPv4Network, _FORBIDDEN.split()))
 
 
 class DropReason(StrEnum):
-    """Why a packet was not let through: the prefix of its log record, and its counter's.
-
-    Those of `LET_THROUGH` are no refusals.
-    """
+    """The prefix of a packet's log record, and a counter."""
 
     SPOOFED = "spoofed"  # another source address or MAC than the port's
     IPV6 = "ipv6"
@@ -77,7 +63,6 @@ class DropReason(StrEnum):
 
     @property
     def counter(self) -> str:
-        """Its counter's name. (Some words are nft's own.)"""
         return f"count_{self}"
 
 
@@ -93,7 +78,7 @@ ANSWERED: Final = frozenset(
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """A range's rule set; nothing in it comes from a guest."""
+    """Nothing in it comes from a guest."""
     services = _Services(layout, network)
     counters = [reason.counter for reason in DropReason if reason is not DropReason.ARP]
     objects: list[dict[str, Any]] = [{"table": {"family": "inet", "name": TABLE}}]
@@ -124,7 +109,7 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
 
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
-    """`FORBIDDEN` without the range's own addresses, sorted and disjoint."""
+    """Leave out the range's own addresses."""
     networks = list(FORBIDDEN)
     for hole in map(IPv4Network, (layout.prefix, *layout.local_prefixes)):
         kept = [each for each in networks if not each.overlaps(hole)]
@@ -135,13 +120,11 @@ def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
 
 
 def counts(listed: Mapping[str, Any]) -> dict[DropReason, int]:
-    """Packets by reason, from `nft -j list ruleset` (or `counters`)."""
     packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in DropReason}
 
 
 def logged(listed: Mapping[str, Any]) -> int:
-    """Of `counts`, the packets that were logged."""
     return _counted(listed).get(_LOGGED, 0)
 
 
@@ -151,7 +134,7 @@ def _counted(listed: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Services:
-    """Who listens where: (address, protocol, port)."""
+    """Listeners, by (address, protocol, port)."""
 
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
         cells = network.reached_cells
@@ -166,8 +149,7 @@ class _Services:
         ]
         if layout.catch_all is not None:
             named += [(layout.catch_all, port.number) for port in CATCH_ALL_PORTS]
-        # UDP alone: no answer is too long for it.
-        dns = (layout.resolver, "udp", DNS_PORT)
+        dns = (layout.resolver, "udp", DNS_PORT)  # UDP alone: no answer is too long for it
         self.answered = sorted({dns, *((address, "tcp", port) for address, port in named)})
         self.of_cells: list[tuple[str, str, object]] = sorted(
             (address[item.id], "tcp", port) for item in cells for port in set(ports[item.id])
@@ -225,7 +207,7 @@ _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "outp
 def _chains(
     layout: RangeLayout, network: NetworkPlan, services: _Services
 ) -> Iterator[tuple[str, list[Rule]]]:
-    """Every chain with its rules, before those that use it."""
+    """Each chain comes before those that use it."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in DropReason:
         if reason not in LET_THROUGH | {DropReason.ARP}:
@@ -268,7 +250,6 @@ def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
 
 
 def _checked() -> Iterator[Rule]:
-    """Rules against packets that no cell may send anywhere."""
     yield [nft.FRAGMENT, _to(DropReason.FRAGMENT)]
     # Before all other options, so that an attempt to be routed past the rules has its own name.
     for option in ("lsrr", "ssrr"):
@@ -286,7 +267,6 @@ def _checked() -> Iterator[Rule]:
 
 
 def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
-    """Packets to what no cell and no stand-in has."""
     yield [nft.match(nft.L4PROTO, "udp"), _to(DropReason.UDP)]
     yield [nft.match(nft.L4PROTO, "icmp"), _to(DropReason.ICMP)]
     yield [nft.match(nft.L4PROTO, "tcp", "!="), _to(DropReason.PROTOCOL)]
@@ -298,12 +278,11 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _taken_by(port: int) -> Rule:
-    """The listener at this port gets it from any destination (TCP alone)."""
+    """Any destination is taken (TCP alone)."""
     return [{"tproxy": {"family": "ip", "port": port}}, nft.marked(LOCAL_MARK), nft.ACCEPT]
 
 
 def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
-    """The answered traffic, within this port's bounds."""
     most = network.bounds
     too_many = nft.over(most.new_connections_per_s, most.new_connections_burst)
     yield [nft.FIRST, too_many, _to(DropReason.RATE)]
@@ -319,14 +298,12 @@ def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
 
 
 def _log(reason: DropReason) -> Rule:
-    """Also counted: the kernel may drop records."""
     # The packet's beginning goes to the group's listener (NFLOG).
     log = {"log": {"prefix": reason, "group": LOG_GROUP, "snaplen": LOG_SNAP_BYTES}}
     return [nft.counter(_LOGGED), log]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """One cell's traffic: its sender is checked first."""
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), _to(DropReason.SPOOFED)]
     yield [nft.match(nft.NFPROTO, "ipv6"), _to(DropReason.IPV6)]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), _to(DropReason.SPOOFED)]
@@ -352,10 +329,7 @@ def _input(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
-    """Answers of listeners, and the refusals of the rules above.
-
-    No connection can be begun from here but one that the supervisor dials, to a target's port.
-    """
+    """Only the supervisor begins connections here."""
     to_cell = nft.match(nft.OIFNAME, "@devices")
     yield [to_cell, nft.match(nft.SOURCE, "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
     yield [to_cell, nft.match(nft.SOURCE, "@answered"), nft.NOT_FIRST, nft.ACCEPT]

@@ -1,7 +1,4 @@
-"""The kinds of value a policy holds, as pydantic annotations that describe themselves to an editor.
-
-A refusal is a `ValueError` whose text goes to the author.
-"""
+"""The kinds of value a policy holds, as pydantic annotations."""
 
 from __future__ import annotations
 
@@ -10,48 +7,28 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    model_serializer,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer
+from pydantic.annotated_handlers import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, ErrorDetails, ValidationError, core_schema
 
+from belljar import units
 from belljar.dataclass import dataclass
-from belljar.units import (
-    ALL_PORTS,
-    SURROGATE,
-    did_you_mean,
-    kind_of,
-    listed,
-    parse_duration,
-    parse_size,
-    quoted,
-)
+from belljar.policy.yaml_tree import Path, field_name
+from belljar.units import ALL_PORTS, did_you_mean, listed, printable, quoted
 
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
-# Of a microVM's guest (native/guest/agent.h).
-MAX_ID: Final = 0xFFFF_FFFD - 100_000
-# A reviewer reads it in one look, and a message can show it whole.
-MAX_LINE_CHARS: Final = 4096
-# As many as a whole policy file has bytes at most (`yaml_tree.MAX_BYTES`).
-MAX_TEXT_CHARS: Final = 64 * 1024
-# Linux's PATH_MAX without the zero at the end.
-MAX_PATH_BYTES: Final = 4095
-# The kernel starts no program with a longer string (MAX_ARG_STRLEN).
-MAX_ENV_VALUE_BYTES: Final = 128 * 1024
-# The kernel answers there: a file of a policy's would hide it, or never be seen.
-_KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")
+MAX_ID: Final = 0xFFFF_FFFD - 100_000  # of a microVM's guest (native/guest/agent.h)
+MAX_LINE_CHARS: Final = 4096  # a reviewer reads it in one look, and a message can show it whole
+MAX_TEXT_CHARS: Final = 64 * 1024  # as many as a policy file has bytes (`yaml_tree.MAX_BYTES`)
+MAX_PATH_BYTES: Final = 4095  # Linux's PATH_MAX without the zero at the end
+MAX_ENV_VALUE_BYTES: Final = 128 * 1024  # no program starts with a longer string (MAX_ARG_STRLEN)
+_KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")  # a file there would hide the kernel's
 
 
 def expected(what: str, value: object) -> ValueError:
     """Refuse a value, which may be a secret."""
-    return ValueError(f"expected {what}, got {kind_of(value)}")
+    return ValueError(f"expected {what}, got {units.kind_of(value)}")
 
 
 class Strict(BaseModel):
@@ -65,7 +42,6 @@ class Strict(BaseModel):
 
 
 def models_of(model: type[Strict]) -> Iterator[type[Strict]]:
-    """Yield a model and all that derive from it."""
     yield model
     for each in model.__subclasses__():
         yield from models_of(each)
@@ -80,25 +56,19 @@ class AtError(ValueError):
 
 
 def list_of(max_count: int, *, min_count: int = 1) -> Any:  # noqa: ANN401 - pydantic's Field
-    """A list of bounded length, read into a tuple."""
     return Field(strict=False, min_length=min_count, max_length=max_count)
 
 
 def amount(default: str) -> Any:  # noqa: ANN401 - pydantic's Field
-    """A size's or duration's field, whose default is written as in a file."""
     return Field(default, validate_default=True)
 
 
-# Of an enumeration: a file has its members' words. (`load` suggests the nearest.)
-WORD: Final = Field(strict=False)
+WORD: Final = Field(strict=False)  # of an enumeration, as a file has it
 
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """A kind of value, as a pydantic annotation.
-
-    `read` returns it or raises `ValueError`; `written` is the type of what a person may write.
-    """
+    """`read` raises `ValueError`; `written` is a file's type."""
 
     read: Callable[[object], Any]
     written: Any = str
@@ -110,13 +80,13 @@ class FieldKind:
 
 
 def size(least: str, most: str) -> FieldKind:
-    """A size (`512MiB`, or bytes) in bytes."""
-    return _measure(least, most, "512MiB", parse_size, int)
+    """Return bytes from `512MiB`, or a number."""
+    return _measure(least, most, "512MiB", units.parse_size, int)
 
 
 def duration(least: str, most: str) -> FieldKind:
-    """A duration (`1h30m`, or seconds) in seconds."""
-    return _measure(least, most, "1h30m", parse_duration, float)
+    """Return seconds from `1h30m`, or a number."""
+    return _measure(least, most, "1h30m", units.parse_duration, float)
 
 
 def _measure(
@@ -140,7 +110,7 @@ def read_text(value: object, what: str) -> str:
     """Return text without NUL bytes. Raises `ValueError` naming `what`."""
     if not isinstance(value, str):
         raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
-    if "\0" in value or SURROGATE.search(value):
+    if "\0" in value or units.SURROGATE.search(value):
         raise ValueError(f"{what} can't contain a NUL byte or half a character")
     return value
 
@@ -148,7 +118,7 @@ def read_text(value: object, what: str) -> str:
 def checked(
     what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
-    """Text for which `accepts` is true; else `error` follows it."""
+    """Take text that `accepts`; else `error` follows it."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
         text = read_text(value, what)
@@ -168,7 +138,7 @@ def _read_user(value: object) -> str:
 
 
 def _paths(what: str, error: str, accepts: Callable[[str, str], bool]) -> FieldKind:
-    """Paths that `accepts` takes unchanged and normalised; else `error` follows."""
+    """Take paths that `accepts` takes unchanged and normalised."""
 
     def read(value: object) -> str:
         text = read_text(value, what)
@@ -191,8 +161,7 @@ NAME: Final = checked(
     # It begins with a letter or digit: `..`, a hidden file's name and an option are none.
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII).fullmatch,
 )
-# An integer too: YAML reads `user: 1000` as one.
-USER: Final = FieldKind(_read_user, str | int)
+USER: Final = FieldKind(_read_user, str | int)  # an integer too: YAML reads `user: 1000` as one
 WORKDIR: Final = _paths(
     "a working directory",
     "is not the absolute path of a directory, as in `/home/user`",
@@ -212,8 +181,7 @@ SOURCE: Final = _paths(
     "is not a valid source: write the path of a file below the policy's directory, relative to it",
     lambda text, path: not text.startswith("/") and not text.endswith("/") and path != ".",
 )
-# Text: a plain `0644` is a number for YAML.
-MODE: Final = checked(
+MODE: Final = checked(  # Text: a plain `0644` is a number for YAML
     "a mode",
     'is not a valid mode: write three octal digits in quotes, as in "0644" (set-user-ID, '
     "set-group-ID and sticky bits are not allowed)",
@@ -262,16 +230,11 @@ URL_PATH: Final = checked(
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-# DNS's 255 bytes (RFC 1035) without the first length and the last zero.
-MAX_HOST_CHARS: Final = 253
-# Each port is a listener of the gateway, which has a bounded number of descriptors.
-MAX_PORTS: Final = 64
-# Of one stand-in; all are in the plan that a reviewer reads.
-MAX_NAMES: Final = 250
-# The gateway answers DNS there itself, on each address.
-RESOLVER_PORT: Final = 53
-# Only a cell and a stand-in of kind `metadata` may have them.
-METADATA_NAMES: Final = (
+MAX_HOST_CHARS: Final = 253  # DNS's 255 bytes (RFC 1035) without the first length and the last zero
+MAX_PORTS: Final = 64  # each is a listener of the gateway
+MAX_NAMES: Final = 250  # of one stand-in; all are in the plan that a reviewer reads
+RESOLVER_PORT: Final = 53  # the gateway answers DNS there itself, on each address
+METADATA_NAMES: Final = (  # only a cell and a stand-in of kind `metadata` may have them
     *("instance-data", "instance-data.ec2.internal", "metadata", "metadata.azure.internal"),
     *("metadata.goog", "metadata.google.internal"),
 )
@@ -285,15 +248,13 @@ USUAL_PROTOCOLS: Final = dict(
 
 
 def read_host(value: object) -> str:
-    """An exact host name, in lower case. Raises `ValueError`."""
+    """Return an exact name in lower case. Raises `ValueError`."""
     if not isinstance(value, str):
         raise expected("a host name such as `shop.example`", value)
-    if "*" in value:
-        why = "is not an exact name: `*` is allowed only as a stand-in's first label"
-        raise ValueError(f"{quoted(value)} {why}")
     labels = (name := value.lower()).split(".")
     if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{quoted(value)} is not a valid host name, as in `shop.example`")
+        form = "as in `shop.example` (`*` is allowed only as a stand-in's first label)"
+        raise ValueError(f"{quoted(value)} is not a valid host name, {form}")
     # RFC 6761, 6.3: programs answer the last two themselves, without the resolver.
     if _LIKE_A_NUMBER.fullmatch(labels[-1]) or labels[-1] in ("localhost", "localdomain"):
         raise ValueError(f"{quoted(value)} is an address, or means the cell itself: write a name")
@@ -301,19 +262,18 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """A host name, perhaps after `*.`. Raises as `read_host`."""
+    """Raises as `read_host`, which takes no `*.`."""
     if isinstance(value, str) and value.startswith("*."):
         return f"*.{read_host(value[2:])}"
     return read_host(value)
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Whether a pattern stands for an exact name."""
     return name == pattern or (pattern.startswith("*.") and name.partition(".")[2] == pattern[2:])
 
 
 def read_number(value: object) -> int:
-    """A stand-in's TCP port. Raises `ValueError`."""
+    """Read a stand-in's TCP port. Raises `ValueError`."""
     if type(value) is not int or not 1 <= value <= 65535:
         raise ValueError(f"{quoted(value)} is not a port: write a number from 1 to 65535")
     if value == RESOLVER_PORT:
@@ -322,24 +282,21 @@ def read_number(value: object) -> int:
 
 
 def read_port(value: object) -> object:
-    """Read `443/tls`, a number, or a target cell's `all`. Raises `ValueError`."""
     if isinstance(value, Port):
         return value
     if value == "all":  # no other kind speaks plain TCP
         return Port(number=ALL_PORTS, protocol="tcp")
     if type(value) is int:
         return Port(number=read_number(value))
-    number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if not slash or not (number.isascii() and number.isdigit()) or len(number) > 5:
-        raise ValueError(f"{quoted(value)} is not a port: write 1 to 65535, or as in `8443/tls`")
-    if protocol not in PROTOCOLS:
-        hint = did_you_mean(protocol, PROTOCOLS)
-        raise ValueError(f"{quoted(protocol)} is not one of {listed(PROTOCOLS)}{hint}")
-    return Port(number=read_number(int(number)), protocol=protocol)
+    found = re.fullmatch(r"([0-9]{1,5})/(\w+)", value) if isinstance(value, str) else None
+    if found is None or found[2] not in PROTOCOLS:
+        form = f"write 1 to 65535, or as in `8443/tls` with {listed(PROTOCOLS)}"
+        raise ValueError(f"{quoted(value)} is not a port: {form}")
+    return Port(number=read_number(int(found[1])), protocol=found[2])
 
 
 class Port(Strict):
-    """A TCP port; protocol "": the usual one."""
+    """A TCP port; protocol "" means the usual one."""
 
     number: int
     protocol: str = ""
@@ -367,3 +324,41 @@ Ports: TypeAlias = Annotated[
 ]
 HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of(MAX_NAMES)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of(MAX_NAMES)]
+
+
+# ---- pydantic's refusals, in the words of a policy's author
+
+
+def wrong_fields(error: ValidationError) -> str:
+    found = error.errors(include_url=False)
+    return "; ".join(f"{field_name(path_of(each))}: {message_of(each)}" for each in found)
+
+
+def path_of(error: ErrorDetails) -> Path:
+    refusal, path = error.get("ctx", {}).get("error"), error["loc"]
+    if path[-1:] == ("[key]",):
+        path = path[:-1]
+    # Pydantic puts a stand-in's kind behind its name.
+    if path[:2] == ("network", "stand_ins") and len(path) > 3:
+        path = (*path[:3], *path[4:])
+    return (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
+
+
+def message_of(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            known = sorted({name for each in models_of(Strict) for name in each.model_fields})
+            return f"there is no such field{did_you_mean(str(error['loc'][-1]), known)}"
+        case "missing":
+            return "is missing"
+        case "enum":
+            words = re.findall("'([^']*)'", error["ctx"]["expected"])
+            hint = did_you_mean(error["input"], words)
+            return f"{quoted(error['input'])} is not one of {listed(words)}{hint}"
+        case "tuple_type":
+            return str(expected("a list", error["input"]))
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
+            return str(expected("a mapping of fields to values", error["input"]))
+    return printable(str(error["msg"]), max_chars=200)

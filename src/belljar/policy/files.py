@@ -1,7 +1,4 @@
-"""Files and directories that an author names: opened below one directory, bounded.
-
-The kernel opens each in one step, and follows links only below the directory.
-"""
+"""Files that an author names, opened below one directory."""
 
 from __future__ import annotations
 
@@ -12,27 +9,20 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.units import printable
 
-# Of directories; each level holds a descriptor.
-MAX_DEPTH: Final = 32
-# A file may grow while it is read: it is read in pieces, up to its limit.
-_CHUNK_BYTES: Final = 1 << 20
-# The same on every architecture (Linux 5.6).
-_OPENAT2: Final = 437
-# From linux/openat2.h: Python has no names for them.
-_RESOLVE_NO_MAGICLINKS: Final = 0x02
-# Neither an absolute link nor `..` leads out of the directory: EXDEV (openat2(2)).
-_RESOLVE_BENEATH: Final = 0x08
-# For EAGAIN: something is renamed meanwhile (openat2(2)).
-_TRIES: Final = 16
+MAX_DEPTH: Final = 32  # of directories; each level holds a descriptor
+_CHUNK_BYTES: Final = 1 << 20  # a file may grow while it is read: it is read in pieces
+_OPENAT2: Final = 437  # the same on every architecture (Linux 5.6)
+_RESOLVE_NO_MAGICLINKS: Final = 0x02  # from linux/openat2.h: Python has no names for them
+_RESOLVE_BENEATH: Final = 0x08  # neither absolute links nor `..` lead out: EXDEV (openat2(2))
+_TRIES: Final = 16  # for EAGAIN: something is renamed meanwhile (openat2(2))
 # Opening a FIFO would wait for ever, and opening a terminal could make it ours.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # A link in place of a directory is refused, not followed.
@@ -45,11 +35,7 @@ class OutsideError(ValueError):
 
 @contextmanager
 def open_beneath(directory: Path, name: str) -> Iterator[int]:
-    """A descriptor of what `name` is below `directory` (which may be a link), for reading.
-
-    One step of the kernel's: nothing can be exchanged between a check and the opening. Raises
-    `OSError`, `OutsideError`, and `ValueError` for a null byte.
-    """
+    """Raises `OSError`, `OutsideError`; `ValueError`: a null byte."""
     at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = _opened(at, name)
@@ -63,7 +49,7 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
 
 @contextmanager
 def open_regular(directory: Path, name: str) -> Iterator[int]:
-    """As `open_beneath`, for a regular file, else `ValueError`."""
+    """Raises as `open_beneath`, and `ValueError`."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
@@ -71,7 +57,7 @@ def open_regular(directory: Path, name: str) -> Iterator[int]:
 
 
 def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
-    """The first bytes of a regular file, as `open_regular`."""
+    """Return at most `max_bytes`. Raises as `open_regular`."""
     parts, left = [], max_bytes
     with open_regular(directory, name) as fd:
         while left > 0 and (part := os.read(fd, min(left, _CHUNK_BYTES))):
@@ -111,20 +97,12 @@ def check_below(path: Path, directory: Path) -> None:
         raise PolicyError(what, where=printable(str(path)), hint=hint)
 
 
-class EntryKind(Enum):
-    """What an entry is; others are refused."""
-
-    FILE = "file"
-    DIRECTORY = "directory"
-    LINK = "link"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A tree's entry. `path`: below the source, or ""."""
+    """`path` is below the source, "" for itself."""
 
     path: str
-    kind: EntryKind
+    kind: Literal["file", "directory", "link"]
     mode: int = 0
     size_bytes: int = 0
     link: str = ""
@@ -140,20 +118,15 @@ class Tree:
 
     @property
     def is_directory(self) -> bool:
-        """Whether the source is one."""
-        return self.entries[0].kind is EntryKind.DIRECTORY
+        return self.entries[0].kind == "directory"
 
     @property
     def total_bytes(self) -> int:
-        """Of all files together."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
 def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
-    """What `source` is, and holds.
-
-    Raises `OSError`, and `ValueError` for what leads out, a socket, pipe or device, or too much.
-    """
+    """Raises `OSError`; `ValueError`: a way out, or too much."""
     entries: list[Entry] = []
     with open_beneath(root, source) as fd:
         for entry in _entries(fd, "", os.fstat(fd), max_entries):
@@ -164,7 +137,7 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
 
 
 def read_entry(tree: Tree, entry: Entry) -> bytes:
-    """A file's contents. Raises `OSError`, and `ValueError` if changed since."""
+    """Raises `OSError`, and `ValueError` if it has grown."""
     name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
     # One byte more than was listed, so that a file that grew is noticed, not cut.
     contents = read_regular(tree.root, name, entry.size_bytes + 1)
@@ -174,16 +147,15 @@ def read_entry(tree: Tree, entry: Entry) -> bytes:
 
 
 def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Iterator[Entry]:
-    """What is open, and all below it."""
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISREG(found.st_mode):
-        yield Entry(path=path, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
+        yield Entry(path=path, kind="file", mode=mode, size_bytes=found.st_size)
         return
     if not stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{printable(path) or 'it'} is not a regular file, directory or link")
     if path.count("/") >= MAX_DEPTH - 1:
         raise ValueError(f"more than {MAX_DEPTH} directories deep")
-    yield Entry(path=path, kind=EntryKind.DIRECTORY, mode=mode)
+    yield Entry(path=path, kind="directory", mode=mode)
     with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
         names = sorted(entry.name for entry in islice(listed, max_entries + 1))
     if len(names) > max_entries:
@@ -200,7 +172,7 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
             link = os.readlink(name, dir_fd=fd)
             if not link_stays(at, link):  # it must not tell where the host keeps the tree
                 raise ValueError(f"the link {printable(at)} leads out of its directory")
-            yield Entry(path=at, kind=EntryKind.LINK, link=link)
+            yield Entry(path=at, kind="link", link=link)
         elif stat.S_ISDIR(below.st_mode):
             inner = os.open(name, _DIRECTORY, dir_fd=fd)
             try:
@@ -212,17 +184,13 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
 
 
 def link_stays(path: str, link: str) -> bool:
-    """Whether a link at `path` below a root can't lead out of it.
-
-    `..` may only begin the text: after a name, it goes up from wherever another link leads.
-    """
+    """`..` behind a name might lead out by another link."""
     parts = [part for part in link.split("/") if part not in ("", ".")]
     ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
     return not link.startswith("/") and ".." not in parts[ups:] and ups <= path.count("/")
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a file can't be used, for its author."""
     if isinstance(error, OSError):
         return (error.strerror or type(error).__name__).lower()
     return str(error)

@@ -11,8 +11,6 @@ from belljar.dataclass import dataclass, field
 
 
 class DecoyKind(StrEnum):
-    """What a decoy pretends to be. `policy.model` documents each."""
-
     AWS_CREDENTIALS = "aws_credentials"
     SSH_KEY = "ssh_key"
     DOTENV = "dotenv"
@@ -39,17 +37,12 @@ SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
 )
 # Services that log in, record and refuse: they hold no rows.
 LOGIN_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES, DecoyKind.SSH})
-# Every large cloud's metadata service.
-METADATA_ADDRESS: Final = "169.254.169.254"
-# The name of the cell that the sample works in.
-OWN_CELL: Final = "default"
-# Of a service that says no `count`.
-SERVICE_ROWS: Final = 25
+METADATA_ADDRESS: Final = "169.254.169.254"  # every large cloud's metadata service
+OWN_CELL: Final = "default"  # the name of the cell that the sample works in
+SERVICE_ROWS: Final = 25  # of a service that says no `count`
 
 
 class Place(StrEnum):
-    """Where the guard looks."""
-
     RANGE = "range"  # what a cell sends to a stand-in or another cell of its range
     UPSTREAM = "upstream"  # what would be sent to a real service
     OUTPUT = "output"  # files and output taken out of a cell
@@ -57,7 +50,7 @@ class Place(StrEnum):
 
 
 class Action(StrEnum):
-    """What the guard does, mildest first."""
+    """Mildest first."""
 
     FLAG = "flag"
     REDACT = "redact"
@@ -80,8 +73,6 @@ ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protected:
-    """Data that may not leave: a file or a value."""
-
     id: str
     file: str = ""
     columns: tuple[str, ...] = ()
@@ -90,20 +81,17 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
-    """The guard's searches besides credentials and decoys, and its actions."""
+    """Credentials and decoys are always looked for."""
 
     protect: tuple[Protected, ...] = ()
     classes: tuple[str, ...] = ()
     actions: Mapping[Place, Action] = field(default_factory=lambda: DEFAULT_ACTIONS)
 
     def action(self, place: Place) -> Action:
-        """What becomes of a hit at a place."""
         return self.actions.get(place, DEFAULT_ACTIONS[place])
 
 
 class Trigger(StrEnum):
-    """What a policy can have stopped."""
-
     DECOY_TOUCHED = "decoy_touched"
     DECOY_TAKEN = "decoy_taken"
     DECOY_USED = "decoy_used"
@@ -112,7 +100,7 @@ class Trigger(StrEnum):
 
 
 class Stop(StrEnum):
-    """How much is stopped; the first is the least."""
+    """The first stops the least."""
 
     NOTHING = "nothing"
     SAMPLE = "stop_sample"
@@ -125,9 +113,7 @@ DEFAULT_STOPS: Final[Mapping[Trigger, Stop]] = MappingProxyType({Trigger.BREACH:
 
 
 def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
-    """What is stopped by a trigger."""
     return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
 
 
-# Personal data, looked for only where a policy names it.
-GUARD_CLASSES: Final = ("card", "iban", "email")
+GUARD_CLASSES: Final = ("card", "iban", "email")  # looked for only where a policy names it

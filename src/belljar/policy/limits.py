@@ -1,7 +1,4 @@
-"""What a cell may at most: risk and tier, resources, rights inside, tools outside.
-
-Without pydantic: each plan needs these types.
-"""
+"""What a cell may at most. Without pydantic."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from belljar.dataclass import dataclass, field_names
 from belljar.errors import PolicyError
 from belljar.units import format_size
 
-# Where a model cell's weights are, read-only.
-WEIGHTS_IN_CELL: Final = "/weights"
+WEIGHTS_IN_CELL: Final = "/weights"  # where a model cell's weights are, read-only
 
 
 @total_ordering
@@ -35,7 +31,7 @@ class _Scale(Enum):
 
 
 class Risk(_Scale):
-    """How bad the model's worst could be."""
+    """The model's possible worst, mildest first."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -44,7 +40,7 @@ class Risk(_Scale):
 
 
 class Tier(_Scale):
-    """How a cell is isolated, weakest first."""
+    """A cell's isolation, weakest first."""
 
     CONTAINER = "container"
     GVISOR = "gvisor"
@@ -52,12 +48,11 @@ class Tier(_Scale):
 
 
 def least_tier(risk: Risk) -> Tier:
-    """The weakest tier this risk may run in."""
     return {Risk.LOW: Tier.CONTAINER, Risk.MEDIUM: Tier.GVISOR}.get(risk, Tier.MICROVM)
 
 
 def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
-    """The asked tier, or the risk's least. Raises `PolicyError`."""
+    """Raises `PolicyError` for less than the risk's."""
     least = least_tier(risk)
     if asked is not None and asked < least:
         what = f"tier `{asked}` is less than risk `{risk}` demands, which is `{least}`"
@@ -68,7 +63,7 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """A cell's resource limits; `sections.ResourcesText` documents the fields."""
+    """`sections.ResourcesText` documents the fields."""
 
     cpus: int = 1
     memory_bytes: int = 512 << 20
@@ -80,15 +75,13 @@ class Resources:
 
     @classmethod
     def words(cls) -> dict[str, str]:
-        """Each field's word in a policy file."""
+        """Return each field's word in a policy file."""
         return {name: re.sub("_(bytes|s)$", "", name) for name in field_names(cls)}
 
     def written(self) -> dict[str, Any]:
-        """The same in the words of a policy file."""
         return {word: getattr(self, name) for name, word in self.words().items()}
 
     def memory_sum(self, limit_bytes: int) -> str:
-        """A limit on a cell's memory, as a sum."""
         overhead_bytes = limit_bytes - self.memory_bytes - self.disk_bytes
         return (
             f"{format_size(limit_bytes)} (memory {format_size(self.memory_bytes)} + disk "
@@ -96,18 +89,15 @@ class Resources:
         )
 
 
-# Stands alone: no other pattern is read, so a name with a star in it is a name.
-ANY: Final = "*"
+ANY: Final = "*"  # stands alone: no other pattern is read, so a name with a star in it is a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTools:
-    """Tools that may act outside of a cell."""
-
     allow: tuple[str, ...]
 
     def permits(self, names: Iterable[str]) -> bool:
-        """True if a tool (its name, its MCP server's) may be called."""
+        """A tool has its own name and its server's."""
         return ANY in self.allow or any(name in self.allow for name in names)
 
     def __str__(self) -> str:
@@ -118,14 +108,11 @@ class HostTools:
         return f"refused, but for {', '.join(self.allow)}"
 
 
-# The default from risk `high` on.
-REFUSE: Final = HostTools(allow=())
-# Nothing is refused, and the report names each call.
-REPORT: Final = HostTools(allow=(ANY,))
+REFUSE: Final = HostTools(allow=())  # the default from risk `high` on
+REPORT: Final = HostTools(allow=(ANY,))  # nothing is refused, and the report names each call
 
 
-def default_host_tools(risk: Risk) -> HostTools:
-    """The rule of a policy that says nothing."""
+def usual_host_tools(risk: Risk) -> HostTools:
     return REFUSE if risk >= Risk.HIGH else REPORT
 
 
@@ -154,7 +141,7 @@ DEBUGGER_CALLS: Final = ("kcmp", "personality", "pidfd_getfd", "process_madvise"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """Rights in a plan; `calls` are everyone's, not root's alone."""
+    """`calls` are everyone's, not root's alone."""
 
     capabilities: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
@@ -162,7 +149,6 @@ class Granted:
 
     @property
     def mask(self) -> int:
-        """The capabilities as the kernel writes them."""
         return sum(1 << CAPABILITIES[name] for name in self.capabilities)
 
     def __str__(self) -> str:

@@ -1,8 +1,4 @@
-"""Reads a policy file, or Python's values, into a `Policy`.
-
-All fields that are wrong are reported at once, with file, line and column. Of the host only the
-files that the policy names are looked at.
-"""
+"""Reads a policy file, or Python's values, into a `Policy`."""
 
 from __future__ import annotations
 
@@ -19,27 +15,17 @@ from pydantic import ValidationError
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
-from belljar.policy import yaml_tree
+from belljar.policy import loaded, yaml_tree
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
-from belljar.policy.loaded import (
-    DEFAULT_PRESET,
-    FILE_RULE,
-    MAX_FILE_BYTES,
-    PRESETS,
-    LoadedPolicy,
-    own_directory,
-    preset_text,
-)
+from belljar.policy.loaded import PRESETS, LoadedPolicy, own_directory, preset_text
 from belljar.policy.model import Policy
 from belljar.policy.network import Network
-from belljar.policy.refusals import message_of, path_of
 from belljar.policy.sections import FileCopy
 from belljar.policy.stand_ins import CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
 from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
 
-# They are copied into each cell at its start.
-MAX_FILES_BYTES: Final = 500 << 20
+MAX_FILES_BYTES: Final = 500 << 20  # they are copied into each cell at its start
 HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
 _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
@@ -48,14 +34,14 @@ _OWN_RULE: Final = (
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """A file's policy. Raises `PolicyError` with all faults."""
+    """Read a policy file. Raises `PolicyError` with all faults."""
     file = Path(path)
     text, base = read_policy_file(file), file.parent.absolute()
     return parse_policy(text, source=str(path), base=base, default_name=file.stem)
 
 
 def read_policy_file(file: Path) -> bytes:
-    """A policy file's bytes, at most one over the limit. Raises `PolicyError`."""
+    """Return at most one byte over the limit."""
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
@@ -67,7 +53,7 @@ def read_policy_file(file: Path) -> bytes:
 
 
 def load_preset(name: str) -> LoadedPolicy:
-    """One of Belljar's own policies. Raises `PolicyError`."""
+    """Read one of Belljar's own policies. Raises `PolicyError`."""
     if name not in PRESETS:
         near = did_you_mean(name, PRESETS)
         hint = f"use one of {', '.join(PRESETS)}, or a policy file"
@@ -76,9 +62,9 @@ def load_preset(name: str) -> LoadedPolicy:
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
-    """A preset (None: `high`) or a file. Raises `PolicyError`."""
+    """Read a preset (None: `high`) or file. Raises `PolicyError`."""
     if ref is None:
-        return load_preset(DEFAULT_PRESET)
+        return load_preset(loaded.DEFAULT_PRESET)
     if isinstance(ref, os.PathLike):
         return load_policy(ref)
     looks_like_path = "\0" not in ref and ("/" in ref or "." in ref or os.path.lexists(ref))
@@ -86,16 +72,13 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 
 
 def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
-    """A policy without `files`. Raises `PolicyError`."""
-    source = "a Policy" if isinstance(policy, Policy) else "a dict"
-    # Read anew: `model_copy` and `model_construct` check nothing.
-    fields = policy
-    if isinstance(policy, Policy):
-        fields = policy.model_dump(mode="json", exclude_none=True)
+    """Check a policy without `files`. Raises `PolicyError`."""
+    source, fields = "a dict", policy
+    if isinstance(policy, Policy):  # read anew: `model_copy` and `model_construct` check nothing
+        source, fields = "a Policy", policy.model_dump(mode="json", exclude_none=True)
     try:
         text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False, default=dict)
-        # A lone surrogate can't be encoded.
-        encoded = text.encode()
+        encoded = text.encode()  # a lone surrogate can't be encoded
     # A dict of Python's may contain itself, or what JSON doesn't have.
     except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error
@@ -105,7 +88,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 def parse_policy(
     text: bytes, *, source: str, base: Path | None, default_name: str = "policy"
 ) -> LoadedPolicy:
-    """The policy that these bytes hold. Raises `PolicyError` only."""
+    """Read a policy from bytes. Raises `PolicyError` only."""
     policy, problems = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
         raise refusal(problems, source)
@@ -113,7 +96,7 @@ def parse_policy(
 
 
 def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
-    """The error that lists all problems (at least one)."""
+    """Return the error that lists all problems."""
     first, *more = problems
     if not more:
         field = f"{first.field}: " if first.field else ""
@@ -157,7 +140,7 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
         wrong = dict[str, Problem]()
         for each in error.errors(include_url=False):
             is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
-            problem = _problem(tree, path_of(each), message_of(each), key=is_key)
+            problem = _problem(tree, kinds.path_of(each), kinds.message_of(each), key=is_key)
             wrong.setdefault(problem.field, problem)
         return Examined(None, tuple(sorted(wrong.values(), key=attrgetter("mark"))))
     found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
@@ -180,7 +163,7 @@ def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterato
             try:
                 total_bytes += _size_of(own_directory(base), file.source)
             except (OSError, ValueError) as exc:
-                why = f"{quoted(file.source)} can't be copied in: {reason(exc)}; {FILE_RULE}"
+                why = f"{quoted(file.source)} can't be copied in: {reason(exc)}; {loaded.FILE_RULE}"
                 yield _problem(tree, (*where, index, "source"), why)
         if total_bytes > MAX_FILES_BYTES:
             size, most = format_size(total_bytes), format_size(MAX_FILES_BYTES)
@@ -214,6 +197,6 @@ def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) ->
 def _size_of(home: Path, name: str) -> int:
     with open_regular(home, name) as fd:
         size_bytes = os.fstat(fd).st_size
-    if size_bytes > MAX_FILE_BYTES:
+    if size_bytes > loaded.MAX_FILE_BYTES:
         raise ValueError(f"its size is {format_size(size_bytes)}")
     return size_bytes

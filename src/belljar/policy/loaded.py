@@ -1,7 +1,4 @@
-"""A policy with where it came from, and Belljar's own policies without pydantic and YAML.
-
-Importing those takes long, a third of the time of a short command.
-"""
+"""A policy with its source; presets without pydantic and YAML."""
 
 from __future__ import annotations
 
@@ -14,24 +11,15 @@ from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import read_regular, reason
 from belljar.policy.guarding import GuardRules, Stop, Trigger
-from belljar.policy.limits import (
-    HostTools,
-    Resources,
-    Risk,
-    Tier,
-    default_host_tools,
-    demanded_tier,
-)
+from belljar.policy.limits import HostTools, Resources, Risk, Tier, demanded_tier, usual_host_tools
 from belljar.units import format_size, printable, quoted
 
 if TYPE_CHECKING:
     from belljar.policy.model import Policy
     from belljar.policy.sections import FileCopy, TaskData
 
-# Who names no policy gets a strong one.
-DEFAULT_PRESET: Final = "high"
-# The file is read into memory and sent whole.
-MAX_FILE_BYTES: Final = 100 << 20
+DEFAULT_PRESET: Final = "high"  # who names no policy gets a strong one
+MAX_FILE_BYTES: Final = 100 << 20  # the file is read into memory and sent whole
 FILE_RULE: Final = (
     f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the "
     f"policy's directory"
@@ -40,7 +28,7 @@ FILE_RULE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetPolicy:
-    """What a preset says, with `Policy`'s fields and properties."""
+    """A preset, with `Policy`'s fields and properties."""
 
     belljar: int = 1
     name: str
@@ -64,21 +52,21 @@ class PresetPolicy:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The one image of its cell."""
+        """Its cell has one."""
         return (self.image,)
 
     @property
     def host_tools_rule(self) -> HostTools:
         """The rule for tools outside of cells."""
-        return default_host_tools(self.risk)
+        return usual_host_tools(self.risk)
 
     @property
     def guard_rules(self) -> GuardRules:
-        """What the guard looks for and does: the defaults."""
+        """The guard's defaults."""
         return GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """As `Policy.to_json`."""
+        """Return what `Policy.to_json` would."""
         found = {name: getattr(self, name) for name in self.__slots__}
         found |= {"risk": self.risk.value, "tier": self.tier.value if self.tier else None}
         found |= {"resources": self.resources.written(), "network": "none", "decoys": "none"}
@@ -88,8 +76,7 @@ class PresetPolicy:
 _CRITICAL: Final = Resources(
     disk_bytes=256 << 20, processes=256, lifetime_s=7200.0, exec_timeout_s=300.0
 )
-# The same as `presets/*.yaml`, which a test compares with them.
-_PRESET_POLICIES: Final = (
+_PRESET_POLICIES: Final = (  # the same as `presets/*.yaml`, which a test compares with them
     PresetPolicy(name="low", risk=Risk.LOW),
     PresetPolicy(name="medium", risk=Risk.MEDIUM),
     PresetPolicy(name="high", risk=Risk.HIGH),
@@ -100,11 +87,7 @@ PRESETS: Final = {preset.name: preset for preset in _PRESET_POLICIES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPolicy:
-    """A policy with where it came from.
-
-    `source` is for people. `base`: the absolute directory of its files; None for a preset. `data`:
-    of a compose file. `weights`: their place in the store, of which the cell sees `data`.
-    """
+    """`base`: the directory of its files, if any; `data`: a compose file's."""
 
     policy: Policy
     text: bytes
@@ -114,7 +97,7 @@ class LoadedPolicy:
     weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:
-        """A policy file's contents. Raises `PolicyError`."""
+        """Return a policy file's contents. Raises `PolicyError`."""
         try:
             content = read_regular(own_directory(self.base), file.source, MAX_FILE_BYTES + 1)
             if len(content) > MAX_FILE_BYTES:
@@ -127,19 +110,19 @@ class LoadedPolicy:
 
 
 def own_directory(base: Path | None) -> Path:
-    """The directory that bounds a policy's files. Raises `ValueError` for none."""
+    """Return `base`. Raises `ValueError` for none."""
     if base is None:
         raise ValueError("this policy has no directory of its own")
     return base
 
 
 def preset_text(name: str) -> bytes:
-    """The text of one of `PRESETS`."""
+    """Return the text of one of `PRESETS`."""
     return (Path(__file__).parent / "presets" / f"{name}.yaml").read_bytes()
 
 
 def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | None:
-    """A preset without reading YAML, if that will do."""
+    """Return a preset without YAML, if possible."""
     policy = PRESETS.get(DEFAULT_PRESET if name is None else name)
     if policy is None or policy.risk < least:
         return None
@@ -148,12 +131,11 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
 
 
 def with_image(loaded: LoadedPolicy, image: str) -> LoadedPolicy:
-    """The policy with this image in its cell; "": unchanged."""
+    """Put in this image; "" changes nothing."""
     return _with(loaded, image=image) if image else loaded
 
 
 def _with(loaded: LoadedPolicy, **changes: Any) -> LoadedPolicy:  # noqa: ANN401 - field values
-    """The policy with fields that need no check."""
     known: object = loaded.policy
     if isinstance(known, PresetPolicy):
         return replace(loaded, policy=cast("Policy", replace(known, **changes)))
@@ -161,7 +143,7 @@ def _with(loaded: LoadedPolicy, **changes: Any) -> LoadedPolicy:  # noqa: ANN401
 
 
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
-    """The policy with this tier, if any. Raises `PolicyError`."""
+    """Ask for this tier, if any. Raises `PolicyError`."""
     if not tier:
         return loaded
     try:

@@ -1,20 +1,6 @@
-"""The policy of a cell, made of what its task wants and what the operator allows. Pure.
+"""A cell's policy: what its task wants, nowhere looser than the operator's. Pure.
 
-The one rule, `bounded`: what is wanted, in no field looser than the operator's policy.
-
-- `risk`, and the tier that risk and `tier` demand together: the higher.
-- Each of `resources`: the smaller, also of target cells.
-- `rights`: those that both grant; a policy without a word of them bounds none.
-- `host_tools`: the tools that both allow to act outside of a cell.
-- `host`: an air gap that either requires. `snapshots`: what both allow.
-- `network`: none, or cells of the sample's own range alone; else the operator's, with the
-  `upstreams` that both name.
-- Each of `network.record`: the larger, which keeps more evidence.
-- `guard`: the operator's, if any. Each of `on`: what stops more.
-
-All else has no order and stays as wanted. `--policy` states the isolation: what is wanted is then
-that policy with the task's content, services, rights and limits (`under_policy`).
-`$BELLJAR_POLICY` is a floor below the task's own policy (`above_floor`).
+The rule of each field stands in design/policy.md.
 """
 
 from __future__ import annotations
@@ -23,24 +9,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from belljar.dataclass import asdict, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
+from belljar.policy.fields import wrong_fields
 from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
-from belljar.policy.refusals import with_changes
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
-# A task's wish for no network, whatever its policy has.
-NO_NETWORK: Final = "none"
-# The whole of a task's sandbox, as the place of a difference.
-TASK: Final = "task"
-# Fields that open nothing, and their values when unset.
-_CONTENT: Final[Mapping[str, Any]] = {
+NO_NETWORK: Final = "none"  # a task's wish for no network, whatever its policy has
+TASK: Final = "task"  # the whole of a task's sandbox, as the place of a difference
+_CONTENT: Final[Mapping[str, Any]] = {  # fields that open nothing, and their values when unset
     "image": "default",
     "user": None,
     "workdir": None,
@@ -53,10 +38,7 @@ _STOPS: Final = [*Stop].index
 
 
 def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
-    """Return the wanted policy, nowhere looser than `bound`.
-
-    Raises `PolicyError`, also if files of two directories are needed.
-    """
+    """Make it nowhere looser than `bound`. Raises `PolicyError`."""
     ours, theirs = wanted.policy, bound.policy
     risk = max(ours.risk, theirs.risk)
     tier = _tier(risk, ours.tier, theirs.tier)
@@ -107,8 +89,22 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
     return replace(wanted, policy=made, base=base)
 
 
+def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
+    """Replace fields, and check them anew. Raises `PolicyError`."""
+    model = type(loaded.policy)
+    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
+    try:
+        changed = model.model_validate({**fields, **changes}, strict=False)
+    except ValidationError as error:
+        wrong = printable(wrong_fields(error), max_chars=600)
+        what = f"the policy can't be changed as asked: {wrong}"
+        hint = "change the task's sandbox, or use your own policy: `belljar run --policy FILE`"
+        raise PolicyError(what, where=printable(loaded.source), hint=hint) from error
+    return replace(loaded, policy=changed)
+
+
 def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:
-    """The policy with at least this risk. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     policy = loaded.policy
     if policy.risk >= least:
         return loaded
@@ -126,13 +122,12 @@ def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
 
 
 def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
-    """Each limit the smaller of both."""
     pairs = asdict(theirs)
     return Resources(**{name: min(most, pairs[name]) for name, most in asdict(ours).items()})
 
 
 def is_closed(network: Network) -> bool:
-    """Return True if it reaches only its own range's cells."""
+    """It reaches only its own range's cells."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
@@ -182,7 +177,6 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
 def _directory(
     policy: Policy, source: str, files: Path | None, network: Path | None, guard: Path | None
 ) -> Path | None:
-    """The directory of the policy's files, of those that its sections need."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     needed = [files] if policy.files else []
     if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
@@ -198,10 +192,7 @@ def _directory(
 def above_floor(
     base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """A task's policy with its compose file (`asked`) on top, within the floor, and differences.
-
-    Raises `PolicyError`.
-    """
+    """Hold a compose file (`asked`) above the floor. Raises `PolicyError`."""
     changes, network = dict(asked), base.policy.network
     found = list[Difference]()
     if "network" in asked and network is not None:
@@ -223,11 +214,7 @@ def above_floor(
 def under_policy(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """Return the task's content within the operator's isolation, and the differences from it.
-
-    `own`: the task's own policy. `asked`: its compose file, in a policy's terms. Raises
-    `PolicyError`.
-    """
+    """Put the task into the operator's isolation. Raises `PolicyError`."""
     operator, found = _content(run_policy.policy), list[Difference]()
     task = _content(own.policy) if own is not None else {}
     files_base = own.base if own is not None and "files" in task else run_policy.base
@@ -273,7 +260,6 @@ def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
 def _network(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[Network | None, Path | None, list[Difference]]:
-    """The network, the directory of its files, and what is told of it."""
     operator, wanted = run_policy.policy.network, asked.get("network")
     task = own.policy.network if own is not None else None
     services, base = task, own.base if own is not None else None

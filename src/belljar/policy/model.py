@@ -23,47 +23,16 @@ from pydantic import (
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
+from belljar.policy import guarding, sections
 from belljar.policy.fields import AtError, Strict, list_of, models_of
-from belljar.policy.guarding import (
-    ACTIONS,
-    DEFAULT_ACTIONS,
-    GUARD_CLASSES,
-    LOGIN_SERVICES,
-    METADATA_ADDRESS,
-    OWN_CELL,
-    SERVICE_PORTS,
-    SERVICE_ROWS,
-    Action,
-    DecoyKind,
-    GuardRules,
-    Place,
-    Protected,
-    Stop,
-    Trigger,
-)
-from belljar.policy.limits import (
-    HostTools,
-    Resources,
-    Risk,
-    Tier,
-    default_host_tools,
-    demanded_tier,
-)
+from belljar.policy.guarding import SERVICE_PORTS, Action, DecoyKind, GuardRules, Place
+from belljar.policy.limits import HostTools, Resources, Risk, Tier, demanded_tier, usual_host_tools
 from belljar.policy.network import Network, read_network
-from belljar.policy.sections import (
-    IMAGE,
-    FilesField,
-    HostRules,
-    HostToolsField,
-    ModelBlock,
-    ResourcesField,
-    Rights,
-)
+from belljar.policy.sections import FilesField, HostToolsField, ModelBlock, ResourcesField, Rights
 from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
-# Each is minted, placed and watched before a sample begins.
-MAX_DECOYS: Final = 64
+MAX_DECOYS: Final = 64  # each is minted, placed and watched before a sample begins
 MAX_COUNT: Final = 1000
 MAX_PROTECTED: Final = 64
 MAX_COLUMNS: Final = 64
@@ -101,24 +70,21 @@ _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_
 
 
 class DecoySpec(Strict):
-    """A decoy: a file, or a service of the range, that looks valuable and holds values made for one
-    sample alone."""
+    """A file or service that looks valuable, made for one sample."""
 
     id: Id
     """Names it in events."""
     kind: Annotated[DecoyKind, kinds.WORD]
     """What it pretends to be."""
     place: Annotated[str, kinds.FieldKind(_read_place)] = ""
-    """Its path in the cell (`~/` is the user's home; default the kind's usual place), or a
-    service's host name or NAME:PORT."""
+    """Its path (`~/`: the user's home; default the kind's), or a service's NAME or NAME:PORT."""
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     """How many records it has, where its kind holds several."""
     template: Annotated[str, kinds.TEXT] = ""
     """Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also
     `{url}`, `{host}`, `{port}`, `{user}`, `{password}`."""
     service: Id = ""
-    """Of a `dotenv` or `text`: the decoy service whose login it holds; of an `ssh_key`: an `ssh`.
-    """
+    """The decoy service whose login a `dotenv` or `text` holds; of an `ssh_key`: an `ssh`."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DecoySpec:
@@ -138,28 +104,27 @@ class DecoySpec(Strict):
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
         if is_text and not any(secret in self.template for secret in secrets):
             raise AtError("must contain `{secret}`, to be recognised", "template")
-        if self.kind in LOGIN_SERVICES and "count" in self.model_fields_set:
+        if self.kind in guarding.LOGIN_SERVICES and "count" in self.model_fields_set:
             raise AtError("leave it out: this decoy has no rows; it logs in and refuses", "count")
         return self
 
     @property
     def is_service(self) -> bool:
-        """True for a service of the range's gateway."""
+        """The range's gateway plays it."""
         return self.kind in SERVICE_PORTS
 
     @property
     def host(self) -> str:
         """A service's name; a metadata service's address."""
-        return self.place.partition(":")[0] or METADATA_ADDRESS
+        return self.place.partition(":")[0] or guarding.METADATA_ADDRESS
 
     @property
     def port(self) -> int:
-        """Of a service: where it listens."""
+        """A service's TCP port."""
         return int(self.place.partition(":")[2] or SERVICE_PORTS[self.kind][0])
 
 
-# `decoys: standard`: those of a developer's machine.
-STANDARD_DECOYS: Final = (
+STANDARD_DECOYS: Final = (  # `decoys: standard`: those of a developer's machine
     DecoySpec(id="aws", kind=DecoyKind.AWS_CREDENTIALS),
     DecoySpec(id="ssh", kind=DecoyKind.SSH_KEY),
     DecoySpec(id="dotenv", kind=DecoyKind.DOTENV),
@@ -192,8 +157,8 @@ def _specs(decoys: tuple[DecoySpec, ...]) -> tuple[DecoySpec, ...]:
             why = f"{quoted(decoy.service)} is not the id of a decoy service that can have it"
             raise AtError(why, index, "service")
     return tuple(
-        decoy.model_copy(update={"count": SERVICE_ROWS})
-        if decoy.kind in SERVICE_PORTS.keys() - LOGIN_SERVICES
+        decoy.model_copy(update={"count": guarding.SERVICE_ROWS})
+        if decoy.kind in SERVICE_PORTS.keys() - guarding.LOGIN_SERVICES
         and "count" not in decoy.model_fields_set
         else decoy
         for decoy in decoys
@@ -225,8 +190,8 @@ class ProtectedText(Strict):
 
 def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
     for place, action in actions.items():
-        if action not in ACTIONS[place]:
-            words = listed(word.value for word in ACTIONS[place])
+        if action not in guarding.ACTIONS[place]:
+            words = listed(word.value for word in guarding.ACTIONS[place])
             raise AtError(f"{quoted(action.value)} is not one of {words}", place.value)
     return actions
 
@@ -236,9 +201,7 @@ class GuardText(Strict):
 
     protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = ()
     """Data of your own that may not leave."""
-    classes: Annotated[
-        tuple[Literal["card", "iban", "email"], ...], list_of(len(GUARD_CLASSES), min_count=0)
-    ] = ()
+    classes: Annotated[tuple[Literal["card", "iban", "email"], ...], list_of(3, min_count=0)] = ()
     """Personal data that is looked for. Credentials, private keys and seed phrases always are."""
     action: Annotated[
         Mapping[Annotated[Place, kinds.WORD], Annotated[Action, kinds.WORD]],
@@ -249,9 +212,9 @@ class GuardText(Strict):
     provider): flag, redact, stop."""
 
     def rules(self) -> GuardRules:
-        """The same without pydantic."""
-        protect = tuple(Protected(**item.model_dump()) for item in self.protect)
-        actions = {**DEFAULT_ACTIONS, **self.action}
+        """Return the same without pydantic."""
+        protect = tuple(guarding.Protected(**item.model_dump()) for item in self.protect)
+        actions = {**guarding.DEFAULT_ACTIONS, **self.action}
         return GuardRules(protect=protect, classes=self.classes, actions=actions)
 
 
@@ -275,12 +238,11 @@ else:
     ]
 
 
-# All of them go along with each command of a cell.
-MAX_VARIABLES: Final = 1024
+MAX_VARIABLES: Final = 1024  # all of them go along with each command of a cell
 
 
 class Policy(Strict):
-    """What one cell may be, read, write, reach and consume."""
+    """What one cell may be, reach and consume."""
 
     # A file of another version is refused: what it would leave unbounded is unknown here.
     # `true` equals 1, and is no version.
@@ -289,11 +251,10 @@ class Policy(Strict):
     name: Annotated[str, kinds.NAME] = "policy"
     """What this policy is called in reports; default the file's name."""
     risk: Annotated[Risk, kinds.WORD]
-    """How bad the model's worst could be. Decides the least tier: low container, medium gvisor,
-    high and critical microvm."""
+    """How bad the worst could be: low demands container, medium gvisor, all above it microvm."""
     tier: Annotated[Tier, kinds.WORD] | None = None
     """Only to raise the tier above what the risk demands."""
-    image: Annotated[str, IMAGE] = "default"
+    image: Annotated[str, sections.IMAGE] = "default"
     """The root filesystem: an image's name or its sha256 digest."""
     resources: ResourcesField = Field(default=Resources(), json_schema_extra={"default": {}})
     """What the cell may consume at most."""
@@ -316,7 +277,7 @@ class Policy(Strict):
     rights: Rights | None = None
     """What the workload may do inside its cell beyond an ordinary container's. Granted by a tier
     whose kernel is the cell's own."""
-    host: HostRules | None = None
+    host: sections.HostRules | None = None
     """What the host must be for a cell to run on it. Default: nothing."""
     host_tools: HostToolsField = None
     """Tools of the evaluation that act outside of the cell (MCP servers, web search). Default
@@ -330,7 +291,7 @@ class Policy(Strict):
     """Whether a cell in use may be saved and forked."""
     model: ModelBlock | None = None
     """Makes this the policy of a model cell, which has no network."""
-    on: Mapping[Annotated[Trigger, kinds.WORD], Annotated[Stop, kinds.WORD]] = {}
+    on: Mapping[Annotated[guarding.Trigger, kinds.WORD], Annotated[guarding.Stop, kinds.WORD]] = {}
     """What is stopped when something happens. Default: a breach stops the run."""
 
     @field_validator("tier", mode="after")
@@ -385,7 +346,7 @@ class Policy(Strict):
             if network is None or not network.has_cells:
                 why = "a service needs a network (`network: {default: deny}`)"
                 raise AtError(why, index, "kind")
-            if decoy.id in stand_ins or decoy.id == OWN_CELL:
+            if decoy.id in stand_ins or decoy.id == guarding.OWN_CELL:
                 raise AtError(f"{quoted(decoy.id)} is already a cell or stand-in", index, "id")
             if decoy.kind is DecoyKind.METADATA:
                 if has_metadata:
@@ -412,20 +373,19 @@ class Policy(Strict):
     @property
     def host_tools_rule(self) -> HostTools:
         """The rule for tools that act outside of cells."""
-        return self.host_tools or default_host_tools(self.risk)
+        return self.host_tools or usual_host_tools(self.risk)
 
     @property
     def guard_rules(self) -> GuardRules:
-        """What the guard looks for and does."""
+        """The guard's searches and actions."""
         return self.guard.rules() if self.guard else GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, in bytes and seconds, with defaults."""
+        """Return JSON values, in bytes and seconds, with defaults."""
         return self.model_dump(mode="json")
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    """The fields of a class with the texts below them."""
     if not issubclass(model, Strict):
         return
     (cls,) = ast.parse(inspect.getsource(model)).body
@@ -436,7 +396,7 @@ def _docstrings(model: type) -> Iterator[tuple[str, str]]:
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a policy file, for editors."""
+    """Return a policy's JSON Schema (2020-12)."""
     schema, models = Policy.model_json_schema(), {each.__name__: each for each in models_of(Strict)}
     for name, described in [("Policy", schema), *schema["$defs"].items()]:
         properties = described.get("properties", {})

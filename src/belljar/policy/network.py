@@ -12,26 +12,19 @@ from belljar.policy.fields import MAX_NAMES, MAX_PORTS, AtError, HostNames, Port
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.stand_ins import (
     MODELS,
-    NETWORKS,
     AnyStandIn,
-    CellNetworks,
     MetadataStandIn,
+    NetworksField,
     TargetStandIn,
 )
 from belljar.units import did_you_mean, listed, quoted
 
-# Each has an address of the range, and a row of the plan.
-MAX_STAND_INS: Final = 64
-# Each is a cell with its own memory and record.
-MAX_TARGETS: Final = 16
-# A reviewer reads each reason: a longer list would be waved through.
-MAX_UPSTREAMS: Final = 32
-# A run's default budget, in samples' budgets.
-RUN_BUDGETS: Final = 100
-# An upstream is real: a word alone tells a reviewer nothing.
-MIN_REASON_CHARS: Final = 10
-# A sentence, not a page: a plan with many of them must stay readable.
-MAX_REASON_CHARS: Final = 500
+MAX_STAND_INS: Final = 64  # each has an address of the range, and a row of the plan
+MAX_TARGETS: Final = 16  # each is a cell with its own memory and record
+MAX_UPSTREAMS: Final = 32  # a reviewer reads each reason: a longer list would be waved through
+RUN_BUDGETS: Final = 100  # a run's default budget, in samples' budgets
+MIN_REASON_CHARS: Final = 10  # an upstream is real: a word alone tells a reviewer nothing
+MAX_REASON_CHARS: Final = 500  # a sentence, not a page: a plan with many of them must stay readable
 
 
 _REASON: Final = kinds.checked(
@@ -43,7 +36,7 @@ _REASON: Final = kinds.checked(
 
 
 class Upstream(Strict):
-    """A real service that the gateway may dial, within a budget."""
+    """A real service, dialled within a budget."""
 
     host: Annotated[str, kinds.HOST]
     """Exactly this host name."""
@@ -62,7 +55,7 @@ class Upstream(Strict):
 
     @property
     def whole_run(self) -> int:
-        """The maximum bytes of all a run's samples together."""
+        """The most bytes of all a run's samples together."""
         return self.budget * RUN_BUDGETS if self.run_budget is None else self.run_budget
 
     @model_validator(mode="after")
@@ -101,13 +94,13 @@ def _read_ids(value: object) -> object:
 
 
 class OwnCell(Strict):
-    """How other cells reach the sample's own cell. Without this block they can't."""
+    """How other cells reach the sample's own."""
 
     names: HostNames
     """Host names, exact."""
     ports: Ports
     """TCP ports that can be reached; `[all]`: every one."""
-    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    networks: NetworksField = None
 
 
 class Network(Strict):
@@ -167,13 +160,13 @@ class Network(Strict):
 
     @property
     def has_cells(self) -> bool:
-        """True if any cell of the range has a network device."""
+        """A cell of the range has a network device."""
         targets = (item for item in self.stand_ins.values() if isinstance(item, TargetStandIn))
         cells = (self.own_cell, *targets)
         return any(cell is None or cell.networks != () for cell in cells)
 
     def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
-        """Each host name, its owner, and its place."""
+        """Yield each host name, its owner, and its place."""
         for name, item in self.stand_ins.items():
             yield from (
                 (pattern, name, ("stand_ins", name, "names", at))
@@ -186,7 +179,6 @@ class Network(Strict):
 
 
 def read_network(value: object) -> object:
-    """`none` → None; a mapping is left to `Network`."""
     if value is None or isinstance(value, (Network, dict)) or value == "none":
         return None if value == "none" else value
     raise kinds.expected("`none` or a mapping with `stand_ins` and `default`", value)

@@ -1,7 +1,4 @@
-"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`; commands that only wait. Pure.
-
-Source: grammar and normalisation of github.com/distribution/reference, with SHA-256 alone.
-"""
+"""Docker's references to images (github.com/distribution/reference); commands that wait. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +12,21 @@ from belljar.units import printable
 # What Docker adds to a name without them, so that a task's image means the same here.
 DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
-# Docker's older name of the same, which some files still have.
-_OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
-# Where Docker Hub has the images that people write without a slash.
-_OFFICIAL: Final = "library/"
-# Registries and clients take no longer repository name (OCI distribution spec).
-_MAX_NAME_CHARS: Final = 255
-# A name, a tag of 128 and a digest of 71 characters fit; more isn't given to the expression.
-_MAX_CHARS: Final = 512
+_OLD_DEFAULT_REGISTRY: Final = "index.docker.io"  # Docker's older name, in some files
+_OFFICIAL: Final = "library/"  # where Docker Hub has the images that people write without a slash
+_MAX_NAME_CHARS: Final = 255  # no registry takes a longer name (OCI distribution spec)
+_MAX_CHARS: Final = 512  # a name, a tag of 128 and a digest of 71 characters fit
 # As the grammar names them: `domain-component`, `domain` with a port, `path-component`,
 # `remote-name` and `tag`.
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
-_HOST: Final = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_PATH: Final = rf"{_PART}(?:/{_PART})*"
+_HOST: Final = re.compile(
+    rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?|{_PART}", re.ASCII
+)
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-# Docker's id of an image, or an image's digest in the store.
-IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-# `parse_reference` also checks lengths and ambiguity.
-_REFERENCE: Final = re.compile(
-    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
-    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)  # Docker's, or the store's digest
+_REFERENCE: Final = re.compile(  # behind the host; `parse_reference` also checks lengths
+    rf"(?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?",
     re.ASCII,
 )
 # Docker refuses such a repository: it would be taken for an image's id.
@@ -44,10 +35,7 @@ _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """An image's name, normalised: two texts that mean one image give equal references.
-
-    `path` is below the registry, as `library/debian`. `tag` is "" beside a digest alone.
-    """
+    """Two names of one image are equal."""
 
     registry: str
     path: str
@@ -56,12 +44,12 @@ class Reference:
 
     @property
     def canonical(self) -> str:
-        """All parts written out: `docker.io/library/debian:latest`."""
+        """All parts are written out: `docker.io/library/debian:latest`."""
         return f"{self.registry}/{self.path}{_suffix(self.tag, self.digest)}"
 
     @property
     def familiar(self) -> str:
-        """As people write it, without defaults."""
+        """People write it so, without defaults."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
         suffix = _suffix("" if is_latest else self.tag, self.digest)
         if self.registry == DEFAULT_REGISTRY:
@@ -74,7 +62,7 @@ class Reference:
 
     @property
     def untagged(self) -> Reference:
-        """Without its tag, if it has a digest."""
+        """It has no tag if it has a digest."""
         return replace(self, tag="") if self.digest else self
 
 
@@ -82,29 +70,21 @@ def parse_reference(text: str) -> Reference:
     """Raises `ValueError`, also for an image's id."""
     if IMAGE_ID.fullmatch(text) or _HEX_NAME.fullmatch(text):
         raise ValueError(f"`{text}` is an image's id, not its name")
-    match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
-    if match is None or text.startswith("sha256:"):
+    first, slash, rest = text.partition("/")
+    has_host = bool(slash) and _is_host(first)
+    match = _REFERENCE.fullmatch(rest if has_host else text) if len(text) <= _MAX_CHARS else None
+    if match is None or text.startswith("sha256:") or (has_host and not _HOST.fullmatch(first)):
         form = "`[registry/]name[:tag][@sha256:…]` in lower case, or an id of 64 hexadecimal digits"
         raise ValueError(f"`{printable(text, max_chars=120)}` is not a valid image name: {form}")
-    registry, path = _split(match["host"] or "", match["path"])
+    registry = first if has_host and first != _OLD_DEFAULT_REGISTRY else DEFAULT_REGISTRY
+    is_official = registry == DEFAULT_REGISTRY and "/" not in match["path"]
+    path = f"{_OFFICIAL}{match['path']}" if is_official else match["path"]
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
         most = f"{_MAX_NAME_CHARS} characters, registry included"
         raise ValueError(f"an image's name has at most {most}")
     digest = match["digest"] or ""
     tag = match["tag"] or ("" if digest else DEFAULT_TAG)
     return Reference(registry=registry, path=path, tag=tag, digest=digest)
-
-
-def _split(host: str, path: str) -> tuple[str, str]:
-    """A registry only if it can't be part of a name."""
-    first, slash, rest = path.partition("/")
-    if host and not _is_host(host):
-        path, host = f"{host}/{path}", ""
-    elif not host and slash and _is_host(first):
-        host, path = first, rest
-    registry = DEFAULT_REGISTRY if host in ("", _OLD_DEFAULT_REGISTRY) else host
-    is_official = registry == DEFAULT_REGISTRY and "/" not in path
-    return registry, f"{_OFFICIAL}{path}" if is_official else path
 
 
 def _is_host(text: str) -> bool:
@@ -124,7 +104,7 @@ _SHELLS: Final = frozenset(
 
 
 def is_idle(command: Sequence[str]) -> bool:
-    """Return whether it only keeps a container from ending."""
+    """It only keeps a container from ending."""
     words = list(command)
     if not words or (words[0] in _SHELLS and len(words) == 1):
         return True

@@ -1,7 +1,4 @@
-"""Sections of a policy file that cells of any place have: resources, files, rights, outside tools.
-
-As a person writes them (sizes and durations with units); read into the types of `policy.limits`.
-"""
+"""Sections of a policy file that any cell has."""
 
 from __future__ import annotations
 
@@ -10,32 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic_core.core_schema import ValidationInfo
 
 from belljar.policy import fields as kinds
+from belljar.policy import limits
 from belljar.policy.fields import Strict, list_of
 from belljar.policy.files import Tree, list_tree
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.limits import (
-    CAPABILITIES,
-    REFUSE,
-    REPORT,
-    USUAL_CAPABILITIES,
-    HostTools,
-    Resources,
-)
+from belljar.policy.limits import CAPABILITIES, REFUSE, REPORT, HostTools, Resources
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import format_size, listed, quoted
 
-# Each is opened and digested before every cell.
-MAX_FILES: Final = 256
+MAX_FILES: Final = 256  # each is opened and digested before every cell
 MAX_TOOLS: Final = 64
 MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
@@ -78,18 +62,16 @@ class ResourcesText(Strict):
         return exec_timeout
 
     def resources(self) -> Resources:
-        """The same; `exec_timeout` shrinks to a shorter lifetime."""
+        """`exec_timeout` shrinks to a shorter lifetime."""
         written = self.model_dump() | {"exec_timeout": min(self.exec_timeout, self.lifetime)}
         return Resources(**{name: written[word] for name, word in Resources.words().items()})
 
 
 def written_resources(value: object) -> object:
-    """A file's resources in words; anything else unchanged."""
     return value.written() if isinstance(value, Resources) else value
 
 
-# Written resources, or a program's, as `Resources`.
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # written resources, or a program's, as `Resources`
     ResourcesField: TypeAlias = Resources
 else:
     ResourcesField = Annotated[
@@ -101,7 +83,7 @@ else:
 
 
 class HostRules(Strict):
-    """What must hold of the host while a cell runs on it."""
+    """What must hold of the host meanwhile."""
 
     air_gap: Literal["required"]
     """`required`: a run is refused unless `belljar airgap check` finds every way beyond the host
@@ -127,16 +109,13 @@ class FileCopy(Strict):
 
 
 def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
-    seen: set[str] = set()
-    for file in files:
-        if file.target in seen:
-            raise ValueError(f"two files have the target {quoted(file.target)}")
-        seen.add(file.target)
+    targets = [file.target for file in files]
+    if twice := [each for each in targets if targets.count(each) > 1]:
+        raise ValueError(f"two files have the target {quoted(twice[0])}")
     return files
 
 
-# A list of files, no two of them with one target.
-FilesField: TypeAlias = Annotated[
+FilesField: TypeAlias = Annotated[  # a list of files, no two of them with one target
     tuple[FileCopy, ...], list_of(MAX_FILES, min_count=0), AfterValidator(_each_target_once)
 ]
 
@@ -159,7 +138,7 @@ class Rights(Strict):
     capabilities: Annotated[
         tuple[Annotated[str, _CAPABILITY], ...],
         list_of(len(CAPABILITIES), min_count=0),
-        AfterValidator(lambda names: tuple(sorted({*names} - USUAL_CAPABILITIES))),
+        AfterValidator(lambda names: tuple(sorted({*names} - limits.USUAL_CAPABILITIES))),
         PlainSerializer(list, return_type=list[str]),
     ] = ()
     """Capabilities of root in the cell, beside the usual ones."""
@@ -172,7 +151,7 @@ class Rights(Strict):
     """All rights that the cell's tier grants, but for set-user-ID programs."""
 
     def common(self, other: Rights | None) -> Rights:
-        """What both ask for; `privileged`: a tier's whole list; None bounds nothing."""
+        """`privileged` means a tier's whole list; None bounds nothing."""
         if other is None:
             return self
         setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
@@ -188,45 +167,42 @@ class Rights(Strict):
 
 
 def _read_host_tools(value: object) -> HostTools | None:
-    if value is None or isinstance(value, HostTools):
-        return value
-    if value in ("refuse", "report"):
-        return REFUSE if value == "refuse" else REPORT
-    allow = value.get("allow") if isinstance(value, dict) and len(value) == 1 else None
-    names = [
-        name
-        for name in (allow if isinstance(allow, list | tuple) else ())
-        if isinstance(name, str) and 0 < len(name) <= MAX_TOOL_CHARS and name.isprintable()
-    ]
-    if not isinstance(allow, list | tuple) or not 0 < len(names) == len(allow) <= MAX_TOOLS:
-        raise ValueError(
-            f"write `refuse`, `report`, or `allow` with 1 to {MAX_TOOLS} names of tools or MCP "
-            f"servers, each of at most {MAX_TOOL_CHARS} printable characters"
-        )
-    return HostTools(allow=tuple(names))
+    written: Any = value
+    match written:
+        case None:
+            return None
+        case HostTools() as known:
+            return known
+        case "refuse" | "report":
+            return REFUSE if value == "refuse" else REPORT
+        case {"allow": [_, *_] as allow} if len(written) == 1 and len(allow) <= MAX_TOOLS:
+            names = [name for name in allow if isinstance(name, str) and name.isprintable()]
+            if len(names) == len(allow) and all(0 < len(each) <= MAX_TOOL_CHARS for each in names):
+                return HostTools(allow=tuple(names))
+    raise ValueError(
+        f"write `refuse`, `report`, or `allow` with 1 to {MAX_TOOLS} names of tools or MCP "
+        f"servers, each of at most {MAX_TOOL_CHARS} printable characters"
+    )
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
-    if rule is None:
-        return None
-    return {REFUSE: "refuse", REPORT: "report"}.get(rule) or {"allow": list(rule.allow)}
+    short = {REFUSE: "refuse", REPORT: "report"}
+    return rule and (short.get(rule) or {"allow": list(rule.allow)})
 
 
-# The tools and MCP servers that may act outside of a cell; `*` stands for all.
-HOST_TOOLS: Final = kinds.FieldKind(
-    _read_host_tools, Literal["refuse", "report"] | dict[Literal["allow"], list[str]]
-)
 HostToolsField: TypeAlias = Annotated[
-    HostTools | None, HOST_TOOLS, PlainSerializer(_written_host_tools)
+    HostTools | None,
+    kinds.FieldKind(
+        _read_host_tools, Literal["refuse", "report"] | dict[Literal["allow"], list[str]]
+    ),
+    PlainSerializer(_written_host_tools),
 ]
 
 
 # Servers whose command line is known here; any other is written as a list of words.
 PRESETS: Final = ("llama_cpp", "vllm")
-# A server's command with all its options.
-_MAX_WORDS: Final = 256
-# With the prefix or without it, and in any case, as tools print it.
-_SHA256: Final = kinds.checked(
+_MAX_WORDS: Final = 256  # a server's command with all its options
+_SHA256: Final = kinds.checked(  # with the prefix or without it, and in any case, as tools print it
     "a SHA-256",
     "is not a SHA-256: write 64 hexadecimal digits",
     re.compile(r"(sha256:)?[0-9a-fA-F]{64}", re.ASCII).fullmatch,
@@ -237,8 +213,7 @@ _GPU: Final = kinds.checked(
     "is no GPU's device file: write `/dev/nvidia0`, `/dev/nvidia1` and so on",
     re.compile(r"/dev/nvidia[0-9]{1,3}").fullmatch,
 )
-# What CUDA opens beside the GPUs' own files.
-_GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA opens them, too
 
 
 def _read_server(value: object) -> object:
@@ -247,19 +222,18 @@ def _read_server(value: object) -> object:
         return words
     if value in PRESETS:
         return value
-    what = f"{listed(PRESETS)}, or a command as a list of words"
-    raise kinds.expected(what, value)
+    raise kinds.expected(f"{listed(PRESETS)}, or a command as a list of words", value)
 
 
 class Weights(Strict):
-    """The model's weights, which the store has by their digest."""
+    """The model's weights, in the store."""
 
     sha256: Annotated[str, _SHA256]
     """The digest that `belljar model add` printed."""
 
 
 class Gpu(Strict):
-    """NVIDIA GPUs for the server, with which it reaches this host's driver."""
+    """NVIDIA GPUs; the server reaches this host's driver."""
 
     devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of(16)]
     """Device files of this host's GPUs: `/dev/nvidia0` and so on."""
@@ -298,32 +272,29 @@ class ModelBlock(Strict):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The host's device files that the cell gets."""
         return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))
 
 
-# Of one cell: each is an operation of its own.
-MAX_ENTRIES: Final = 2_000
-# Of one cell together. More belongs into an image.
-MAX_BYTES: Final = 100 << 20
+MAX_ENTRIES: Final = 2_000  # of one cell: each is an operation of its own
+MAX_BYTES: Final = 100 << 20  # of one cell together. More belongs into an image.
 
 
 class TaskFile(Strict):
-    """A file or directory; `source` is below the root."""
+    """`source` is below the root."""
 
     target: str
     source: str
 
 
 class CellData(Strict):
-    """Of one cell; `hosts`: names and addresses."""
+    """`hosts` are names and addresses."""
 
     files: tuple[TaskFile, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
 
 class TaskData(Strict):
-    """Of all cells, by name; `cell` is the one being made."""
+    """`cell` is the one being made."""
 
     cells: Mapping[str, CellData] = {}
     root: str = ""
@@ -331,11 +302,9 @@ class TaskData(Strict):
 
     @property
     def own(self) -> CellData:
-        """What the cell `cell` holds."""
         return self.cells.get(self.cell, CellData())
 
     def of(self, cell: str) -> TaskData:
-        """The same, for another cell."""
         return self.model_copy(update={"cell": cell})
 
     def __hash__(self) -> int:
@@ -343,7 +312,7 @@ class TaskData(Strict):
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
-    """Each source's current tree, by target. Raises as `list_tree`."""
+    """Raises as `list_tree`."""
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:

@@ -1,8 +1,4 @@
-"""The kinds of stand-in a policy's network may have, each with its own fields.
-
-Shapes only: what an author's routes, documents and recordings say is checked by the stand-ins
-themselves, while planning.
-"""
+"""The kinds of stand-in a policy's network may have."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
 from belljar.units import listed
 
-# A command line; execve takes more, a reviewer doesn't.
-MAX_WORDS: Final = 1024
+MAX_WORDS: Final = 1024  # a command line; execve takes more, a reviewer doesn't
 MAX_NETWORKS: Final = 16
 NETWORKS: Final = (
     "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "
@@ -42,6 +37,7 @@ Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.EN
 CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NETWORKS, min_count=0)
 ]
+NetworksField: TypeAlias = Annotated[CellNetworks | None, Field(description=NETWORKS)]
 
 
 # With the options of a compose file's `tmpfs`, which begin behind a colon: the path can't have one.
@@ -52,8 +48,7 @@ DIRECTORY: Final = kinds.checked(
         r"/[^:\0]*(:(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5})(,(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5}))*)?"
     ).fullmatch,
 )
-# Docker's words of a container's restart policy, unchanged.
-RESTART: Final = kinds.checked(
+RESTART: Final = kinds.checked(  # Docker's words of a container's restart policy, unchanged
     "a restart",
     "is none: write `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`",
     re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?").fullmatch,
@@ -61,7 +56,7 @@ RESTART: Final = kinds.checked(
 
 
 class StandIn(Strict):
-    """What every kind has; of `protocols` the usual one comes first."""
+    """The usual of `protocols` comes first."""
 
     protocols: ClassVar[tuple[str, ...]] = ("http", "tls")
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
@@ -88,7 +83,6 @@ class StandIn(Strict):
         return self
 
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
-        """Every port with its protocol, defaults filled in."""
         ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
         usual = {
             number: protocol
@@ -101,7 +95,7 @@ class StandIn(Strict):
         )
 
     def own_path(self) -> tuple[str, str]:
-        """The field of the author's path, and the path."""
+        """Return the field, and the author's path."""
         for name in (self.file_field, self.directory_field):
             path = getattr(self, name) if name else None
             if isinstance(path, str):
@@ -109,7 +103,7 @@ class StandIn(Strict):
         return "", ""
 
     def settings(self) -> dict[str, Any]:
-        """The kind's own written fields as JSON values."""
+        """Return the written fields as JSON values."""
         common = {"kind", "names", "ports"}
         return self.model_dump(mode="json", exclude=common, exclude_none=True)
 
@@ -185,8 +179,7 @@ class OpenAiStandIn(StandIn):
 
 
 class Health(Strict):
-    """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
-    answers with less than 400, or the image's own check."""
+    """A command, a path, or the image's own check."""
 
     command: Words | None = None
     """A command in the cell, as words."""
@@ -197,8 +190,7 @@ class Health(Strict):
     image: bool | None = None
     """`true`: the image's own check; `false`: none, whatever it has."""
     times: Times | None = None
-    """With `image: true`: what replaces the image's own, in seconds (`2s`); `retries` is a number.
-    """
+    """With `image: true`: replacements of the image's, in seconds (`2s`); `retries`: a number."""
     interval: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("1s")
     """Between two tries."""
     timeout: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("5s")
@@ -225,7 +217,7 @@ HealthField: TypeAlias = Annotated[
 
 
 class TargetStandIn(StandIn):
-    """A cell of the range's own, reached on its named ports only."""
+    """A cell of the range's own."""
 
     protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
     usual_ports: ClassVar[tuple[int, ...]] = ()
@@ -245,7 +237,7 @@ class TargetStandIn(StandIn):
     health: HealthField = None
     tier: Annotated[Tier, kinds.WORD] | None = None
     """Only to raise the cell's tier above the range's."""
-    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    networks: NetworksField = None
     awaits: (
         Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(kinds.MAX_NAMES, min_count=0)]
         | None
@@ -258,7 +250,7 @@ class TargetStandIn(StandIn):
 
 
 class ServiceProgram(Strict):
-    """What a service runs, and how it is known that it serves."""
+    """What a service runs until it serves."""
 
     health: HealthField = None
     command: AnyWords | None = None
@@ -294,7 +286,7 @@ class CellStandIn(ServiceProgram, TargetStandIn):
 
 
 class PythonStandIn(TargetStandIn):
-    """An ASGI app of the author's, run in a cell."""
+    """An ASGI app, run in a cell."""
 
     directory_field: ClassVar[str] = "files"
 

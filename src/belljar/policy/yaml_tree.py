@@ -1,8 +1,6 @@
 """The project's YAML reader: plain values, each with its place. Pure.
 
-The parser is ruamel.yaml's; scalars are those of YAML 1.2, with the numbers of Docker's reader. A
-policy has no anchors, tags, merge keys, duplicate keys or further documents: a reviewer sees all
-of it. Compose files have anchors; there an alias counts as everything it stands for.
+Scalars are YAML 1.2's with Docker's numbers. An alias counts as everything it stands for.
 """
 
 from __future__ import annotations
@@ -11,27 +9,16 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn, TypeAlias
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-)
+from ruamel.yaml.events import NodeEvent, ScalarEvent
 
 from belljar.dataclass import dataclass, field
 from belljar.units import SURROGATE, format_size, printable, quoted
 
-# The largest example has 2 KiB; files and images are named, not written in.
-MAX_BYTES: Final = 64 * 1024
-# Bounds the recursion of the reader, too.
-MAX_DEPTH: Final = 12
-# Of a compose file; none of inspect_evals is nested deeper than ten levels.
-MAX_COMPOSE_DEPTH: Final = 64
+MAX_BYTES: Final = 64 * 1024  # the largest example has 2 KiB; files and images are named
+MAX_DEPTH: Final = 12  # bounds the recursion of the reader, too
+MAX_COMPOSE_DEPTH: Final = 64  # none of inspect_evals is nested deeper than ten levels
 # Values and names, and characters of all texts, with everything that aliases stand for.
 MAX_NODES: Final = 20_000
 MAX_CHARACTERS: Final = 1 << 20
@@ -43,20 +30,18 @@ _BASED: Final = re.compile(
 )
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 _LEADING_ZERO: Final = re.compile(r"0[0-9_]+", re.ASCII)
-# Go's int64 and uint64: what is larger is a float for it.
-_INTEGERS: Final = range(-(1 << 63), 1 << 64)
+_INTEGERS: Final = range(-(1 << 63), 1 << 64)  # Go's; what is larger is a float for it
 # Only these spellings: 1.1's `yes`, `no`, `on` and `off` are text.
 _SPECIAL: Final = {"": None, "~": None} | {
     spelling: value
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }
-# int() of many digits takes long: longer ones stay text, which no field takes as a number.
-_MAX_DIGITS: Final = 64
+_MAX_DIGITS: Final = 64  # int() of many digits takes long: longer ones stay text
 
 
 def number(written: str) -> int | float | None:
-    """A plain scalar's number by Docker's YAML reader (Go's yaml.v3): `0755` is octal."""
+    """Read it as Docker does (Go's yaml.v3): `0755` is octal."""
     plain = written.replace("_", "")
     digits = plain[1:] if plain[:1] in ("+", "-") else plain
     if not written.startswith("_") and _BASED.fullmatch(digits):
@@ -70,7 +55,7 @@ def number(written: str) -> int | float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Mark:
-    """A place in the text; counts from 1, columns in characters."""
+    """Both count from 1, columns in characters."""
 
     line: int
     column: int
@@ -78,21 +63,18 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, and where."""
-
     mark: Mark
     field: str
     message: str
 
     def line(self, source: str) -> str:
-        """`file:line:column: field: message`."""
         place = f"{printable(source)}:{self.mark.line}:{self.mark.column}"
         return ": ".join(part for part in (place, self.field, self.message) if part)
 
 
 @dataclass(slots=True, kw_only=True)
 class YamlTree:
-    """What the text holds, with places by path."""
+    """A document with places by path."""
 
     value: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)
@@ -101,7 +83,7 @@ class YamlTree:
 
 
 def field_name(path: Path) -> str:
-    """A path as a person reads it: `files[0].source`, escaped."""
+    """Write a path as `files[0].source`, escaped."""
     shown = (
         f"[{part}]" if isinstance(part, int) else f".{printable(part, max_chars=60)}"
         for part in path
@@ -110,18 +92,15 @@ def field_name(path: Path) -> str:
 
 
 def read_tree(data: bytes | str, *, is_compose: bool = False) -> YamlTree:
-    """Return one document's values, places and problems.
-
-    `is_compose`: with anchors, aliases, merge keys, empty values, names like `200:`.
-    """
+    """`is_compose` allows anchors, merge keys, empty values."""
     tree = YamlTree()
     try:
         if len(data) > MAX_BYTES and not isinstance(data, str):
             raise ValueError(f"too large: at most {format_size(MAX_BYTES)} are read")
         # Some editors begin a file with a byte order mark.
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
-        events = iter(YAML(typ="safe", pure=True).parse(text))
-        _Reader(tree, events, is_compose=is_compose).read()
+        parsed = iter(YAML(typ="safe", pure=True).parse(text))
+        _Reader(tree, parsed, is_compose=is_compose).read()
     except _FaultError as fault:
         tree.problems.append(fault.problem)
     # `%YAML 1.3` asserts; ruamel gives `chr` whatever number an escape names, as `\UFFFFFFFF`.
@@ -142,7 +121,6 @@ def _mark(mark: Any) -> Mark:  # noqa: ANN401 - ruamel's marks are untyped
 
 
 def scalar(text: str, *, plain: bool) -> object:
-    """A scalar's value (YAML 1.2, section 10.3.2; `number`)."""
     if not plain:
         return text
     if text in _SPECIAL:
@@ -151,8 +129,7 @@ def scalar(text: str, *, plain: bool) -> object:
     return text if found is None else found
 
 
-# ruamel's events are untyped.
-_Event: TypeAlias = Any
+_Event: TypeAlias = Any  # ruamel's events are untyped
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +151,20 @@ class _FaultError(Exception):
 
 
 class _Reader:
-    """Reads a parser's events into a tree, each node by one call.
+    """No anchor can contain itself: its value is complete first."""
 
-    An anchor is known once its value is complete, so none can contain itself. Every fault is a
-    `_FaultError`.
-    """
-
-    def __init__(self, tree: YamlTree, events: Iterator[_Event], *, is_compose: bool) -> None:
+    def __init__(self, tree: YamlTree, parsed: Iterator[_Event], *, is_compose: bool) -> None:
         self.tree = tree
-        self.events = events
+        self.parsed = parsed
         self.max_depth = MAX_COMPOSE_DEPTH if is_compose else MAX_DEPTH
         self.is_compose = is_compose
         self.anchors: dict[str, _Node] = {}
         self.nodes = self.characters = 0
 
     def read(self) -> None:
-        """Read the one document."""
         documents = 0
-        for event in self.events:
-            if isinstance(event, DocumentStartEvent):
+        for event in self.parsed:
+            if isinstance(event, events.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     self._refuse(event, (), "a second document; write one, without `---`")
@@ -205,7 +177,6 @@ class _Reader:
         raise _FaultError(_mark(event.start_mark), path, message)
 
     def _value(self, event: _Event, path: Path) -> Any:  # noqa: ANN401 - values of a document
-        """Return the value that begins with `event`; note its place."""
         value = self._node(event, path).value
         self.tree.marks[path] = mark = _mark(event.start_mark)
         if value is None and path and not self.is_compose:
@@ -214,16 +185,16 @@ class _Reader:
         return value
 
     def _node(self, event: _Event, path: Path) -> _Node:
-        if isinstance(event, AliasEvent):
-            written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
-            if not self.is_compose:
-                self._refuse(event, path, f"aliases are not read: write the value, not {written}")
+        if event.anchor is not None and not self.is_compose:
+            what = f"anchors and aliases are not read: remove {quoted(event.anchor)}"
+            self._refuse(event, path, what)
+        if isinstance(event, events.AliasEvent):
+            found = self.anchors.get(event.anchor)
             if found is None:
+                written = quoted("*" + event.anchor)
                 self._refuse(event, path, f"{written} refers to no value that is complete before")
             self._count(event, found.nodes, found.characters)
             return found
-        if event.anchor is not None and not self.is_compose:
-            self._refuse(event, path, f"anchors are not read: remove {quoted('&' + event.anchor)}")
         if event.tag is not None:
             self._refuse(event, path, f"tags are not read: remove {quoted(str(event.tag))}")
         nodes, characters = self.nodes, self.characters
@@ -238,15 +209,14 @@ class _Reader:
             is_number = self.is_compose or not _LEADING_ZERO.fullmatch(text)
             value = scalar(text, plain=_is_plain(event) and is_number)
         else:
-            # Each level that is open has one part in the path
-            if len(path) >= self.max_depth:
+            if len(path) >= self.max_depth:  # each level that is open has one part in the path
                 self._refuse(event, path, f"nested deeper than {self.max_depth} levels")
             self._count(event, 1, 0)
-            if isinstance(event, MappingStartEvent):
+            if isinstance(event, events.MappingStartEvent):
                 value = self._mapping(path)
             else:
                 value = []
-                while not isinstance(item := next(self.events), SequenceEndEvent):
+                while not isinstance(item := next(self.parsed), events.SequenceEndEvent):
                     value.append(self._value(item, (*path, len(value))))
         node = _Node(value, self.nodes - nodes, self.characters - characters, text)
         if event.anchor is not None:
@@ -263,11 +233,11 @@ class _Reader:
     def _mapping(self, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}
         merged: list[dict[str, Any]] = []
-        while not isinstance(event := next(self.events), MappingEndEvent):
+        while not isinstance(event := next(self.parsed), events.MappingEndEvent):
             name = self._node(event, path).text if isinstance(event, ScalarEvent) else None
             if name is None:
                 self._refuse(event, path, "a field's name is text, not a list, mapping or alias")
-            below, following, plain = (*path, name), next(self.events), _is_plain(event)
+            below, following, plain = (*path, name), next(self.parsed), _is_plain(event)
             if plain and name == "<<":
                 if not self.is_compose:
                     self._refuse(event, path, "merge keys (`<<`) are not read: write the fields")
@@ -295,7 +265,7 @@ def _is_plain(event: _Event) -> bool:
 
 
 def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:
-    """The place of `path`, or the nearest around it."""
+    """Return the nearest known place around `path`."""
     if key and path in tree.keys:
         return tree.keys[path]
     for length in range(len(path), -1, -1):

@@ -1,7 +1,7 @@
-"""What the ledger records of each cell, compared with the harness's transcript. Pure.
+"""What the ledger records of each cell, compared with the transcript. Pure.
 
-The ledger has more: calls that raised, the harness's own calls. A call in the transcript alone
-never reached the cell: the evidence is void.
+The ledger has more: calls that raised, the harness's own calls.
+A call in the transcript alone never reached the cell: the evidence is void.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from belljar.report.reasons import Ending, Reason, ReasonCode
 
 
 class TranscriptAction(StrEnum):
-    """A cell's operation in the words of Inspect's transcript."""
-
     EXEC = "exec"
     READ = "read_file"
     WRITE = "write_file"
@@ -37,8 +35,10 @@ class TranscriptAction(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ReportedOperation:
-    """One operation; `outcome`: its last event's kind, None when cut off. `own`: of a preparation
-    or probe.
+    """One operation of a cell.
+
+    `outcome`: its last event's kind, None when cut off.
+    `own`: of a preparation or probe.
     """
 
     op: int
@@ -51,13 +51,14 @@ class ReportedOperation:
     code: int | None = None
 
 
+PHASES: Final = ("start", "end")  # in which a sample's cell is probed
 # What is known of a probing until its end is read.
 CUT_OFF: Final = "it was cut off"
 
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of probes in a cell. Void until its end."""
+    """One run of probes in a cell. It is void until its end."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -96,9 +97,10 @@ class ModelUse:
 class CellFindings(Ending):
     """One cell. `model`: a model cell's use.
 
-    `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's.
-    `host_tools`: those allowed outside, `*` for all. `death`: its cause in use. `preparing`: the
-    sample never began. `replaces`: the cell reverted to this one, `left_by_old`: its remains,
+    `bytes_in`: files and standard input; `bytes_out`: output and files.
+    `host_tools`: those allowed outside, `*` for all.
+    `death`: its cause in use. `preparing`: the sample never began.
+    `replaces`: the cell reverted to this one, `left_by_old`: its remains,
     `unverified`: why their search proves nothing.
     """
 
@@ -134,12 +136,11 @@ class CellFindings(Ending):
 
     @property
     def is_unused(self) -> bool:
-        """It was made ahead and not used."""
         return self.ahead and not self.taken and not self.sample
 
     @property
     def never_was(self) -> bool:
-        """It failed before anything was made: each start is recorded first."""
+        """Return True if it failed before anything was made: each start is recorded first."""
         return bool(self.failures) and not (self.begun or self.operations or self.probings)
 
     def is_own(self, operation: ReportedOperation) -> bool:
@@ -148,61 +149,54 @@ class CellFindings(Ending):
 
     @property
     def commands(self) -> int:
-        """Count of commands, without Belljar's own."""
         return sum(
             each.action is TranscriptAction.EXEC and not each.own
             for each in self.operations.values()
         )
 
     def probed(self, phase: str) -> Verdict:
-        """One phase's worst probe verdict; void without any."""
+        """Return one phase's worst probe verdict; void without any."""
         return worst(probing.verdict for probing in self.probings if probing.phase == phase)
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why its sample is not contained, by this cell."""
+        """List why its sample is not contained, by this cell."""
+        found = list[tuple[ReasonCode, str]]()
         phases = {probing.phase for probing in self.probings}
-        missing = [phase for phase in ("start", "end") if phase not in phases]
-        void = [
-            f"{each.phase or 'asked for'}: {each.problem or 'not all could be tried'}"
-            for each in self.probings
-            if each.verdict is Verdict.VOID
-        ]
-        died = [self.death] if self.model is not None and self.death else []
+        found += [(ReasonCode.PROBES_MISSING, each) for each in PHASES if each not in phases]
+        for each in self.probings:
+            if each.verdict is Verdict.VOID:
+                why = f"{each.phase or 'asked for'}: {each.problem or 'not all could be tried'}"
+                found.append((ReasonCode.PROBES_VOID, why))
         # What an operation put out is in the event of its end
-        count = sum(each.outcome is None for each in self.operations.values())
-        cut = [count] if count else []
-        return [
-            *(self._reason(ReasonCode.MODEL_CELL_DIED, each) for each in died),
-            *self.end_reasons,
-            *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in missing),
-            *(self._reason(ReasonCode.PROBES_VOID, each) for each in void),
-            *(self._reason(ReasonCode.OPERATIONS_CUT_OFF, str(each)) for each in cut),
-        ]
+        if cut := sum(each.outcome is None for each in self.operations.values()):
+            found.append((ReasonCode.OPERATIONS_CUT_OFF, str(cut)))
+        died = [(ReasonCode.MODEL_CELL_DIED, self.death)] if self.model and self.death else []
+        return [*self._reasons(died), *self.end_reasons, *self._reasons(found)]
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """Reasons even without a sample: a breach, or an unproven end."""
-        found = [
-            self._reason(ReasonCode.PROBES_BREACHED, breach)
+        """List reasons even without a sample: a breach, or an unproven end."""
+        found = self._reasons(
+            (ReasonCode.PROBES_BREACHED, breach)
             for probing in self.probings
             if probing.verdict is Verdict.BREACHED
             for breach in probing.breaches or ["the event names no probe"]
-        ]
+        )
         if self.left_by_old:
-            found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
+            found += self._reasons([(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old))])
         # Nothing ever ran in an unused cell that could not be made
         ran = bool(self.begun or self.operations or self.probings or not self.failures)
         if self.destroyed or ran or not self.is_unused:
             found += self.reasons_of_end("cell", self.cell_id)
         return found
 
-    def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
-        return Reason(code=code, where=f"cell {self.cell_id}", detail=detail)
+    def _reasons(self, found: Iterable[tuple[ReasonCode, str]]) -> list[Reason]:
+        where = f"cell {self.cell_id}"
+        return [Reason(code=code, where=where, detail=detail) for code, detail in found]
 
     @property
     def lasted_s(self) -> float:
-        """Seconds from its first event, or use, to its last."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
@@ -228,13 +222,10 @@ _ENDS = {
 
 
 class CellGatherer:
-    """A run's cells by id, in order of appearance."""
-
     def __init__(self) -> None:
         self.found: dict[str, CellFindings] = {}
 
     def take(self, line: Line) -> None:
-        """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
             cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line)
@@ -248,7 +239,6 @@ class CellGatherer:
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
-    """A run's cells from all of its events."""
     gatherer = CellGatherer()
     for line in lines:
         gatherer.take(line)
@@ -299,8 +289,8 @@ def _add_end(cell: CellFindings, line: Line) -> None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
     operation.outcome, operation.code = line.kind, data.get("code")
-    is_read = line.kind is Kind.FILE_READ_COMPLETED
-    is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
+    is_download = operation.action is TranscriptAction.DOWNLOAD
+    is_file = line.kind is Kind.FILE_READ_COMPLETED or is_download
     sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
     if not operation.own:
         cell.bytes_out += sum(size_of(data.get(each)) for each in sizes)
@@ -392,26 +382,18 @@ def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call in the transcript."""
-
     action: TranscriptAction
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptGap:
-    """Where the transcript of one sample differs from its cells.
+def reconcile(
+    calls: Sequence[Call], cells: Sequence[CellFindings]
+) -> tuple[tuple[ReportedOperation, ...], int]:
+    """Match a sample's transcript with its cells' operations (several after retries).
 
-    `hidden`: only in a cell, neither Belljar's own nor a person's terminal. `unfounded`: only in
-    the transcript.
+    Return the hidden operations, which only a cell has and neither Belljar nor a person's terminal
+    made; and the count of calls that only the transcript has.
     """
-
-    hidden: tuple[ReportedOperation, ...] = ()
-    unfounded: tuple[Call, ...] = ()
-
-
-def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
-    """Match a sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
     open_calls = Counter(calls)
     hidden: list[ReportedOperation] = []
@@ -422,4 +404,4 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
             open_calls[asked] -= 1
         elif not (operation.own or operation.pty):
             hidden.append(operation)
-    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(open_calls.elements()))
+    return tuple(hidden), open_calls.total()

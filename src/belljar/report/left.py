@@ -1,7 +1,7 @@
 """What left this host: calls of models, real upstreams, other connections. Pure.
 
-By the ledger alone. A model's provider that is not known to stay counts as one that leaves, and
-missing evidence never reads as "nothing".
+An unknown provider counts as one that leaves.
+Missing evidence never reads as "nothing".
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field, json_of
 from belljar.events import Kind
@@ -24,8 +24,6 @@ MAX_FOUND: Final = 100
 
 
 class Way(StrEnum):
-    """What something left by, and what its calls are."""
-
     MODEL = "model"
     UPSTREAM = "real upstream"
     PROCESS = "the evaluation's own process"  # whoever in it connected, or looked up a name
@@ -39,9 +37,9 @@ _DONE: Final = {"flag": "sent", "redact": "redacted", "block": "blocked", "stop"
 class Destination:
     """One place beyond this host.
 
-    `calls`: of a model, else connections and look-ups, failed ones too. `sent_bytes` None: unknown.
-    `protected`: the guard's findings by class and action; of the actions only `flag` lets a value
-    go on. `unscanned`: calls or parts.
+    `calls`: of a model, else connections and look-ups, failed ones too.
+    `sent_bytes` None: unknown. `unscanned`: calls or parts.
+    `protected`: findings by class and action; only `flag` lets a value go on.
     """
 
     way: Way
@@ -49,11 +47,11 @@ class Destination:
     addresses: list[str] = field(default_factory=list)
     calls: int = 0
     sent_bytes: int | None = 0
-    protected: dict[str, dict[str, int]] = field(default_factory=dict)
+    protected: dict[str, Counter[str]] = field(default_factory=dict)
     unscanned: int = 0
 
     def sentence(self) -> str:
-        """For a person; escaped, as a compromised gateway may choose the host."""
+        """Return it escaped, as a compromised gateway may choose the host."""
         text = f"{self.way}: {self.name or 'something not planned'}"
         text += f" ({', '.join(self.addresses)})" if self.addresses else ""
         text += f": {self.calls:,} {'call' if self.way is Way.MODEL else 'connection'}(s)"
@@ -71,20 +69,19 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All of a run. `unknown`: why more may have left."""
+    """What left in a run. `unknown`: why more may have left."""
 
     destinations: tuple[Destination, ...] = ()
     unknown: tuple[str, ...] = ("there is no record",)
 
     @property
     def claim(self) -> str:
-        """`nothing` only for a whole record in which nothing left."""
+        """Return `nothing` only for a whole record in which nothing left."""
         if any(each.calls for each in self.destinations):
             return "something"
         return "can't tell" if self.unknown else "nothing"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, and as `lines` for a person."""
         return {
             "claim": self.claim,
             "destinations": json_of(self.destinations),
@@ -96,15 +93,17 @@ class Left:
         }
 
 
+_Found: TypeAlias = dict[tuple[Way, str], Destination]
+
+
 def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
-    """The sum of several runs; `doubts`: what is unknown of others."""
-    found: dict[tuple[Way, str], Destination] = {}
+    """Return the sum of several runs; `doubts`: what is unknown of others."""
+    found: _Found = {}
     unknown = dict.fromkeys(doubts)
     for part in parts:
         unknown |= dict.fromkeys(part.unknown)
         for each in part.destinations:
-            empty = Destination(way=each.way, name=each.name)
-            known = found.setdefault((each.way, each.name), empty)
+            known = _of(found, each.way, each.name)
             for address in each.addresses:
                 _note(known.addresses, address)
             known.calls += each.calls
@@ -113,27 +112,24 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
             # A sum with an unknown part is unknown, not smaller.
             known.sent_bytes = None if None in both else sum(filter(None, both))
             for cls, actions in each.protected.items():
-                known.protected[cls] = dict(Counter(known.protected.get(cls)) + Counter(actions))
+                known.protected.setdefault(cls, Counter()).update(actions)
     return Left(destinations=tuple(found.values()), unknown=tuple(unknown))
 
 
 class LeftGatherer:
-    """What left, event by event."""
-
     def __init__(self) -> None:
-        self._found: dict[tuple[Way, str], Destination] = {}
+        self._found: _Found = {}
         self._unmeasured: set[tuple[object, str]] = set()
         self._unknown = ["the end of the evaluation is not on record"]
         self._has_model_cell = False
 
     def take(self, line: Line) -> None:
-        """One event more."""
         data = line.data
         match line.kind:
             case Kind.CELL_PLANNED if data.get("model"):
                 self._has_model_cell = True
             case Kind.MODEL_CALLED:
-                model = self._of(Way.MODEL, str(data["model"]))
+                model = _of(self._found, Way.MODEL, str(data["model"]))
                 model.calls += 1
                 model.unscanned += not data["guarded"]
                 model.sent_bytes = (model.sent_bytes or 0) + data["bytes"]
@@ -141,14 +137,14 @@ class LeftGatherer:
             case Kind.NETWORK_UPSTREAM if data["verdict"] == "looked_up":
                 self._by_process(str(data["host"]))
             case Kind.NETWORK_UPSTREAM if data["verdict"] == "dialled":
-                use = self._of(Way.UPSTREAM, str(data["host"]))
+                use = _of(self._found, Way.UPSTREAM, str(data["host"]))
                 use.calls += 1
                 _note(use.addresses, data["address"])
                 self._unmeasured.add((data.get("range"), use.name))
             case Kind.RANGE_DESTROYED if isinstance(data.get("sent_bytes"), dict):
                 for host, count in data["sent_bytes"].items():
                     if count:
-                        use = self._of(Way.UPSTREAM, host)
+                        use = _of(self._found, Way.UPSTREAM, host)
                         use.sent_bytes = (use.sent_bytes or 0) + int(count)
                     self._unmeasured.discard((data.get("range"), host))
             case Kind.GUARD_HIT | Kind.GUARD_UNSCANNED if data["place"] in _PLACES:
@@ -156,20 +152,20 @@ class LeftGatherer:
                 way = _PLACES[data["place"]]
                 if (way, to) not in self._found and len(self._found) >= MAX_FOUND:
                     to = "others"
-                place = self._of(way, to)
+                place = _of(self._found, way, to)
                 if line.kind is Kind.GUARD_HIT:
                     cls = data["class"]
                     if cls not in place.protected and len(place.protected) >= MAX_FOUND:
                         cls = "others"
-                    actions = place.protected.setdefault(cls, {})
-                    actions[data["action"]] = actions.get(data["action"], 0) + 1
+                    actions = place.protected.setdefault(cls, Counter())
+                    actions[data["action"]] += 1
                 else:
                     place.unscanned += 1
             case Kind.RUN_EVALUATED:
                 self._unknown = list(self._end_of_process(data))
 
     def _end_of_process(self, data: Mapping[str, Any]) -> Iterator[str]:
-        """Take the evaluation process's own acts; yield why more may have left."""
+        """Take the process's own acts; yield why more may have left."""
         if isinstance(data.get("connections"), dict):
             for name, times in data["connections"].items():
                 self._by_process(name, int(times))
@@ -181,11 +177,13 @@ class LeftGatherer:
         if proxies := data.get("proxies"):
             yield f"a proxy on this host may pass on what it gets: {', '.join(map(str, proxies))}"
 
-    def end(self, *, doubt: str = "") -> Left:
-        """The total. `doubt`: why the whole record proves nothing."""
+    def end(self, *, is_whole: bool = True) -> Left:
+        """Return the total of a record. `is_whole`: it is, and it verified."""
         for _, host in self._unmeasured:
-            self._of(Way.UPSTREAM, host).sent_bytes = None
-        found, unknown = list[Destination](), [*filter(None, [doubt]), *self._unknown]
+            _of(self._found, Way.UPSTREAM, host).sent_bytes = None
+        # Missing events would read as "nothing left this host".
+        doubts = [] if is_whole else ["the ledger is not whole, or does not verify"]
+        found, unknown = list[Destination](), [*doubts, *self._unknown]
         for each in self._found.values():
             provider = each.name.partition("/")[0] if each.way is Way.MODEL else ""
             if provider not in STAYS:
@@ -195,12 +193,13 @@ class LeftGatherer:
         return Left(destinations=tuple(found), unknown=tuple(unknown))
 
     def _by_process(self, name: str, times: int = 1) -> None:
-        place = self._of(Way.PROCESS, name)
+        place = _of(self._found, Way.PROCESS, name)
         place.calls += times
         place.sent_bytes = None
 
-    def _of(self, way: Way, name: str) -> Destination:
-        return self._found.setdefault((way, name), Destination(way=way, name=name))
+
+def _of(found: _Found, way: Way, name: str) -> Destination:
+    return found.setdefault((way, name), Destination(way=way, name=name))
 
 
 def _note(known: list[str], new: object) -> None:

@@ -1,8 +1,8 @@
 """One HTML page of a run, which loads nothing and runs only its own script. Pure.
 
-`page.html` has the words; this module chooses what fits. Three walls stand between a guest's text
-and a browser: `timeline.shown`; Jinja's or JSON's escape; and a Content-Security-Policy that
-allows one script and one style by digest.
+`page.html` has the words; this module chooses what fits.
+Three walls stand between a guest's text and a browser: `timeline.shown`;
+Jinja's or JSON's escape; and a Content-Security-Policy with digests.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ _MAX_ESCAPE: Final = 6  # bytes of JSON for one of a body: `<` is `\u003c`
 class RunSource:
     """A run directory as far as it was read.
 
-    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`. `plans`: by the
-    digest of their policies. `host`, `versions`: of the files by these names. `alarm`: why nothing
-    of it can be relied on.
+    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`.
+    `plans`: by the digest of their policies. `alarm`: why nothing of it can be relied on.
     """
 
     verification: Verification
@@ -72,7 +71,7 @@ class RunSource:
 
 
 def render(report: Mapping[str, Any]) -> bytes:
-    """The page of `page_facts`. The same report gives the same bytes."""
+    """Return the page of `page_facts`. The same report gives the same bytes."""
     style, script = ((_HERE / name).read_text() for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True,
@@ -83,29 +82,22 @@ def render(report: Mapping[str, Any]) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {"size": format_size, "duration": format_duration, "data": _data, "texts": texts_of}
+    # Jinja's `tojson` escapes the characters of markup: no text can end a script element.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    filters = {"size": format_size, "duration": format_duration, "texts": texts_of}
     environment.filters |= {**filters, "quote": lambda text: shlex.quote(shown(text))}
     page = environment.get_template("page.html").render(
         report=report,
         style=Markup(style),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
-        policy="; ".join(
-            (
-                # The page loads nothing and sends nothing, whatever a run's texts get it to do.
-                "default-src 'none'",
-                f"script-src {_digest(script)}",
-                f"style-src {_digest(style)}",
-                "base-uri 'none'",
-                "form-action 'none'",
-                "require-trusted-types-for 'script'",
-            )
-        ),
+        # The page loads nothing and sends nothing, whatever a run's texts get it to do.
+        policy=f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'",
     )
     return page.encode()
 
 
 def _visible(value: object) -> object:
-    """Show a run's text without active or hidden parts, and bounded."""
     return value if isinstance(value, Markup | int | float) else shown(value)
 
 
@@ -113,16 +105,8 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _data(value: object) -> Markup:
-    """JSON for a script element, which no text can end."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for char in "<>&":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)  # noqa: S704 - the characters of markup are escaped
-
-
 def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
-    """Texts while there is room, the first always; then only their count."""
+    """Return texts while there is room; then only their count."""
     found, kept = list(values), list[str]()
     for each in found[:MAX_LISTED]:
         text = shown(each)
@@ -136,7 +120,6 @@ def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
 
 
 def page_facts(findings: samples.RunFindings, source: RunSource) -> dict[str, Any]:
-    """The facts of `collect`, and what only the page shows."""
     facts, verification = samples.collect(findings), source.verification
     chosen, units_left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
@@ -175,7 +158,6 @@ def _outside(uses: Iterable[Mapping[str, Any]]) -> list[str]:
 def _missing(
     findings: samples.RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
-    """The run's problems, then reasons and blind spots, counted."""
     found = (texts_of(unit["missing"]) for unit in units if unit["kind"] == "sample")
     each = Counter(text for texts in found for text in dict.fromkeys(texts))
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
@@ -187,50 +169,42 @@ def _missing(
 
 
 def _places(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each stand-in and real host of a plan: kind, id, and its name for a person."""
+    """Return kind, id, and name for a person."""
+    found = list[tuple[str, str, str]]()
     try:
         network = plan["network"] or {"stand_ins": (), "upstreams": ()}
-        found = [
-            (
-                f"stand-in, {each['kind']}",
-                str(each["id"]),
-                (
-                    f"{each['id']}: {', '.join(each['names'])} "
-                    f"{' '.join(str(port['number']) for port in each['ports'])}"
-                ),
-            )
-            for each in network["stand_ins"]
-        ]
-        hosts = ((str(each["host"]), each["reason"]) for each in network["upstreams"])
-        return [*found, *(("REAL host", host, f"{host}: {reason}") for host, reason in hosts)]
+        for each in network["stand_ins"]:
+            ports = " ".join(str(port["number"]) for port in each["ports"])
+            name = f"{each['id']}: {', '.join(each['names'])} {ports}"
+            found.append((f"stand-in, {each['kind']}", str(each["id"]), name))
+        for each in network["upstreams"]:
+            found.append(("REAL host", str(each["host"]), f"{each['host']}: {each['reason']}"))
     except (KeyError, TypeError):
         return []  # not as Belljar wrote it: `_plan` says so
+    return found
 
 
 def _targets(findings: samples.RunFindings, source: RunSource) -> list[tuple[str, str, int]]:
-    """A plan's stand-ins, real hosts and host tools: kind, name, count of uses."""
-    used = source.timelines.uses
-    destinations = findings.left.destinations
-    dialled = {use.name: use.calls for use in destinations if use.way is Way.UPSTREAM}
-    found = [
-        (kind, name, dialled.get(key, 0) if kind == "REAL host" else used[digest, key])
-        for digest, plan in source.plans.items()
-        for kind, key, name in _places(plan)
-    ]
+    """Return kind, name and count of uses."""
+    uses, found = source.timelines.uses, list[tuple[str, str, int]]()
+    left = findings.left.destinations
+    dialled = {use.name: use.calls for use in left if use.way is Way.UPSTREAM}
+    for digest, plan in source.plans.items():
+        for kind, key, name in _places(plan):
+            count = dialled.get(key, 0) if kind == "REAL host" else uses[digest, key]
+            found.append((kind, name, count))
     called = Counter({use.name: use.calls for use in findings.tools if use.outside})
     allowed = (name for row in findings.rows for cell in row.cells for name in cell.host_tools)
-    found += [
-        ("host tool", name, called.total() if name == "*" else called[name])
-        for name in dict.fromkeys(allowed)
-    ]
-    left = len(found) - MAX_LISTED
-    return [*found[:MAX_LISTED], *([("…", f"and {left} more", 0)] if left > 0 else [])]
+    for name in dict.fromkeys(allowed):
+        found.append(("host tool", name, called.total() if name == "*" else called[name]))
+    more = len(found) - MAX_LISTED
+    return [*found[:MAX_LISTED], *([("…", f"and {more} more", 0)] if more > 0 else [])]
 
 
 def _proves_unused(findings: samples.RunFindings, source: RunSource) -> bool:
-    """Return whether a use that isn't on record didn't happen: nothing of the evidence is missing.
+    """Return whether a use that isn't on record didn't happen.
 
-    Neither of the record nor of any sample; a breach alone leaves the record whole.
+    A breach alone leaves the record whole.
     """
     reasons = (*findings.problems, *(each for row in findings.rows for each in row.reasons))
     is_whole = source.verification.status in {Status.VERIFIED, Status.PARTIAL}
@@ -243,7 +217,6 @@ _RADIUS: Final = ("read", "write", "reach", "consume")
 
 
 def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The isolation that a plan promised."""
     try:
         lists = {f"A cell can {word}": list(plan["blast_radius"][word]) for word in _RADIUS}
         return {
@@ -264,7 +237,6 @@ _HOST: Final = (
 
 
 def _host_facts(source: RunSource) -> list[tuple[str, object]]:
-    """Host and versions, by name."""
     host = source.host
     found: dict[str, object] = {name: host[name] for name in _HOST if name in host}
     try:
@@ -282,10 +254,7 @@ def _host_facts(source: RunSource) -> list[tuple[str, object]]:
 def _units(
     findings: samples.RunFindings, facts: Mapping[str, Any], source: RunSource
 ) -> tuple[list[tuple[str, samples.Row, Mapping[str, Any]]], int]:
-    """The units of the page, the worst first; and how many others there are.
-
-    Each has its kind: a sample, or what belongs to none: a cell, a range, the run itself.
-    """
+    """Return the units of the page, the worst first; and the number of others."""
     units = [
         ("sample", row, found) for row, found in zip(findings.rows, facts["samples"], strict=True)
     ]
@@ -312,7 +281,6 @@ def _units(
 def _unit(
     kind: str, row: samples.Row, found: Mapping[str, Any], source: RunSource, share: int
 ) -> dict[str, Any]:
-    """A unit's actions and proofs of destruction; a sample's score and signals."""
     cells, ranges, timelines = row.cells, row.ranges, source.timelines
     places = [*(cell.cell_id for cell in cells), *(each.range_id for each in ranges)]
     places += [transcript_of(row.transcript.uuid)] if kind == "sample" else []
@@ -345,7 +313,6 @@ def _unit(
 
 
 def _graph(found: RangeFindings, source: RunSource) -> dict[str, Any]:
-    """A range's nodes and exchanges: cell, place, allowed, count."""
     timelines = source.timelines
     edges = {**timelines.edges.get(found.range_id, {})}
     plan = source.plans.get(timelines.policies.get(found.range_id, ""), {})
@@ -371,9 +338,9 @@ def _entries(
     share: int,
     names: Mapping[str, str],
 ) -> tuple[list[list[Any]], dict[str, int]]:
-    """The entries that fit into `share` bytes, by time, and the counts of the others.
+    """Return the entries that fit into `share` bytes, and the counts of the others.
 
-    `names`: of cells, where several could be meant. Entries have one half, their bodies the rest.
+    `names`: of cells, where several could be meant.
     """
     own = {
         (cell.cell_id, operation.op)
@@ -381,11 +348,12 @@ def _entries(
         for operation in cell.operations.values()
         if cell.is_own(operation)
     }
+    timelines = source.timelines
     groups = [
-        [each for each in source.timelines.of(places, group) if (each.place, each.op) not in own]
+        [each for each in timelines.of(places, group) if (each.place, each.op) not in own]
         for group in Group
     ]
-    left, kept, left_out = share // 2, list[TimelineEntry](), source.timelines.counts(places)
+    left, kept, left_out = share // 2, list[TimelineEntry](), timelines.counts(places)
     # In turn of each kind: no flood of one can crowd out what a guest did otherwise
     for entry in filter(None, chain.from_iterable(zip_longest(*groups))):
         size = _ENTRY_BYTES + _page_bytes(entry.what, entry.outcome, *entry.notes)
@@ -412,11 +380,11 @@ def _entries(
 def _page_bytes(*texts: str) -> int:
     """Return the texts' size in the page's JSON."""
     text = json.dumps(texts, ensure_ascii=False)
-    return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&"))
+    return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&'"))
 
 
 def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
-    """A body's name, its beginning as text, and how much of it that is."""
+    """Return name, beginning as text, and how much of it that is."""
     try:
         content = source.read(body, min(room // _MAX_ESCAPE, MAX_BODY_BYTES))
     except (OSError, LedgerError) as error:

@@ -24,11 +24,11 @@ _SHOWN: Final = ("packets", "requests", "requests_between_cells", "requests_refu
 class RangeFindings(Ending):
     """One range.
 
-    `cells`: names by id. `packets`: path of the packet record. `requests`: and connections, to
-    stand-ins, upstreams and other cells. `missing_bytes`: of secrets of TLS. `without_secrets`:
-    numbers of TLS connections. Of older runs, `missing_bytes` counts what no event had, too;
-    `unread_packets` those of traffic between cells, which was read from the packet record;
-    `reader_ended`: why that stopped early.
+    `cells`: names by id. `packets`: path of the packet record.
+    `requests`: and connections, to stand-ins, upstreams and other cells.
+    `without_secrets`: numbers of TLS connections. `missing_bytes`: of their secrets.
+    Of older runs, `missing_bytes` counts what no event had, too;
+    `unread_packets`: between cells; `reader_ended`: why their reader stopped early.
     """
 
     range_id: str
@@ -46,24 +46,23 @@ class RangeFindings(Ending):
     opened: bool = False
     counters: dict[str, int] = field(default_factory=dict)
 
-    def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
+    def _reason(self, code: ReasonCode, detail: str) -> Reason:
         return Reason(code=code, where=f"range {self.range_id}", detail=detail)
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why a sample in it is not contained."""
         return [*self.end_reasons, *self.lost]
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """Reasons even for an unused range: death, or an unproven end."""
+        """List reasons even for an unused range: death, or an unproven end."""
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
         found = [self._reason(code, self.failed)] if self.failed or self.breached else []
         return [*found, *self.reasons_of_end("range", self.range_id)]
 
     @property
     def lost(self) -> list[Reason]:
-        """Missing evidence."""
+        """List missing evidence."""
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         dropped = self.counters.get("packets_recorded_and_dropped", 0)
         unaccounted = self.counters.get("packets_unaccounted", dropped)
@@ -80,7 +79,6 @@ class RangeFindings(Ending):
         return lost
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             **{name: getattr(self, name) for name in _SHOWN},
             "range": self.range_id,
@@ -91,21 +89,17 @@ class RangeFindings(Ending):
 
 
 class RangeGatherer:
-    """The ranges of a run, event by event."""
-
     def __init__(self) -> None:
         self.found: dict[str, RangeFindings] = {}
 
     def take(self, line: Line) -> None:
-        """One event more."""
-        range_id, is_cell = line.data.get("range"), line.cell is not None
-        if not isinstance(range_id, str) or (is_cell and line.kind is not Kind.CELL_PLANNED):
-            return
-        found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
-        if line.cell is not None:
-            found.cells[line.cell] = str(line.data.get("name") or "")
-        else:
-            _add(found, line)
+        range_id = line.data.get("range")
+        if isinstance(range_id, str) and (line.cell is None or line.kind is Kind.CELL_PLANNED):
+            found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
+            if line.cell is None:
+                _add(found, line)
+            else:
+                found.cells[line.cell] = str(line.data.get("name") or "")
 
 
 def _add(found: RangeFindings, line: Line) -> None:
@@ -129,15 +123,13 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.breached |= is_breach  # whatever came after it
         case Kind.RANGE_DESTROYED:
             found.take_end(data)
-            counters = data.get("counters", {})
-            found.counters = {
-                str(name): count for name, count in counters.items() if isinstance(count, int)
-            }
-        case Kind.NETWORK_TLS if data["verdict"] != "allowed":
+            counters = data.get("counters", {}).items()
+            found.counters = {name: count for name, count in counters if isinstance(count, int)}
+        case Kind.NETWORK_TLS if data["verdict"] == "allowed":
+            found.without_secrets.add(size_of(data.get("connection")))
+        case Kind.NETWORK_TLS:
             # Behind an allowed one: its handshake failed, so that nobody read what followed
             found.without_secrets.discard(size_of(data.get("connection")))
-        case Kind.NETWORK_TLS:
-            found.without_secrets.add(size_of(data.get("connection")))
         case Kind.NETWORK_CONNECTION:
             # Without the secrets of a connection, its packets prove nothing.
             for body in line.bodies:

@@ -1,6 +1,6 @@
-"""Reads fields of events as several collectors of a run need them. Pure.
+"""Reads fields of events as several collectors need them. Pure.
 
-A guest chose what events quote, and may have compromised the gateway: it is escaped and cut.
+A guest chose what events quote: it is escaped and cut.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 
 
 class BoundedCounter(Counter[K]):
-    """Counts by a guest's names; beyond `most`, others are one."""
-
     def add(self, name: K, others: K, most: int, times: int = 1) -> None:
         """Count `name`, or `others` if it is new and there is no room."""
         self[name if name in self or len(self) < most else others] += times
 
 
 class ProbeTracker:
-    """Which cells Belljar probes at the moment: what their ranges see then is most likely its own.
+    """Tracks which cells Belljar probes: what their ranges see is most likely its own.
 
-    Attributes:
-        ranges: each cell's range, and its name there; "" for none.
+    `ranges`: each cell's range, and its name there; "" for none.
     """
 
     def __init__(self) -> None:
@@ -41,7 +38,6 @@ class ProbeTracker:
         self._probed: set[str] = set()
 
     def take(self, line: Line) -> None:
-        """One event more."""
         cell = line.cell or ""
         match line.kind:
             case Kind.CELL_PLANNED:
@@ -67,7 +63,6 @@ class ProbeTracker:
 
 
 def word(value: object, max_chars: int = MAX_WORD_CHARS) -> str:
-    """Return it as escaped text of a bounded length."""
     return printable(str(value), max_chars=max_chars)
 
 
@@ -83,5 +78,5 @@ def is_between_cells(data: Mapping[str, Any]) -> bool:
 
 
 def times_of(data: Mapping[str, Any]) -> int:
-    """How many packets or refusals an event stands for."""
+    """Return how many packets or refusals an event stands for."""
     return size_of(data.get("count")) or 1

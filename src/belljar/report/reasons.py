@@ -16,7 +16,6 @@ class Sentence(StrEnum):
     text: str
 
     def __new__(cls, code: str, text: str = "") -> Self:
-        """As a member is written: code, text."""
         made = str.__new__(cls, code)
         made._value_, made.text = code, text
         return made
@@ -95,7 +94,7 @@ class ReasonCode(Sentence):
 
     @property
     def verdict(self) -> Verdict:
-        """Void or breached, by this cause alone."""
+        """Return void or breached, by this cause alone."""
         return Verdict.BREACHED if self in _BREACHES else Verdict.VOID
 
 
@@ -131,14 +130,12 @@ class Reason:
 
     @property
     def sentence(self) -> str:
-        """What happened, without the place."""
         return self.code.text.replace("{}", self.detail)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}" if self.where else self.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {**asdict(self), "text": str(self)}
 
 
@@ -153,17 +150,14 @@ class Ending:
 
     @property
     def is_proven(self) -> bool:
-        """True if it was destroyed and everything looked for is gone."""
         return self.destroyed and self.clean
 
     def take_end(self, data: Mapping[str, Any]) -> None:
-        """Note the event of its destruction."""
         self.destroyed, self.clean = True, bool(data["clean"])
         self.survivors += map(str, data["survivors"])
         self.not_checked += map(str, data.get("not_checked", []))
 
     def reasons_of_end(self, what: Literal["cell", "range"], name: str) -> list[Reason]:
-        """Why its destruction is not proven."""
         if self.is_proven:
             return []
         if not self.destroyed:
@@ -176,5 +170,4 @@ class Ending:
 
 
 def verdict_of(reasons: Iterable[Reason]) -> Verdict:
-    """The worst of their verdicts; contained without any."""
     return worst((Verdict.CONTAINED, *(reason.code.verdict for reason in reasons)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.differences import Difference, samples_named
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
+from belljar.report.cells import PHASES, Call, CellFindings, Degraded, ReportedOperation
 from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
@@ -21,8 +21,9 @@ from belljar.units import printable
 class Transcript:
     """One sample in the harness's log.
 
-    `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: the run
-    and verdict in the metadata; a reused sample has another run's.
+    `lowered`: a scorer's verdict, which can only make ours worse.
+    `judged_by`, `judged_as`: the run and verdict in the metadata;
+    a reused sample has another run's.
     """
 
     task: str
@@ -40,79 +41,68 @@ class Transcript:
 
     @property
     def name(self) -> str:
-        """Sample and epoch."""
         return f"{self.sample} #{self.epoch}" if self.epoch > 1 else self.sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One sample in the table."""
-
     transcript: Transcript
     reasons: tuple[Reason, ...]
     cells: tuple[CellFindings, ...] = ()
-    transcript_gap: TranscriptGap = TranscriptGap()
+    hidden: tuple[ReportedOperation, ...] = ()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
 
     @property
     def verdict(self) -> Verdict:
-        """By its reasons."""
         return verdict_of(self.reasons)
 
     @property
     def tools(self) -> tuple[ToolCall, ...]:
-        """The calls of tools; those with hidden operations reached a cell."""
-        times = [each.started for each in self.transcript_gap.hidden]
+        """Return its calls of tools; those with hidden operations reached a cell."""
+        calls, times = self.transcript.tools, [each.started for each in self.hidden]
         return tuple(
-            replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
-            for call in self.transcript.tools
+            replace(call, reached_cell=True) if any(map(call.covers, times)) else call
+            for call in calls
         )
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
-        """Its damaged cells: they put the score, not containment, in doubt."""
+        """Return its damaged cells: they put the score, not containment, in doubt."""
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property
-    def reverts(self) -> int:
-        """The number of cells exchanged for fresh ones."""
-        return sum(bool(cell.replaces) for cell in self.cells)
-
-    @property
     def remarks(self) -> list[str]:
-        """Remarks for a reader of its score, none a reason."""
+        """Return remarks for a reader of its score, none a reason."""
         found = [f"cell {cell}: {each}" for cell, each in self.degraded]
-        found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
-        for cell in self.cells:
-            if cell.replaces and cell.unverified:
-                why = printable(cell.unverified, max_chars=300)
-                found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
+        reverted = [cell for cell in self.cells if cell.replaces]
+        found += [f"reverted {len(reverted):,} time(s)"] if reverted else []
+        for cell in (cell for cell in reverted if cell.unverified):
+            why = printable(cell.unverified, max_chars=300)
+            found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
         return [*found, *self.transcript.notes]
 
     @property
     def ran(self) -> bool:
-        """Whether something ran, or the log claims so."""
+        """Return whether something ran, or the log claims so."""
         beside = any(call.outside for call in self.transcript.tools)
         return bool(self.cells or self.transcript.calls or beside or not self.transcript.error)
 
     @property
     def probed(self) -> str:
-        """Worst probe verdicts, `start/end`; `-` without cells."""
+        """Return the worst probe verdicts, `start/end`; `-` without cells."""
         if not self.cells:
             return "-"
-        both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
+        both = (worst(cell.probed(phase) for cell in self.cells) for phase in PHASES)
         return "/".join(verdict.value for verdict in both)
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Its cells' differences from the task and the policy."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
 
     @property
     def destroyed(self) -> bool:
-        """Whether each cell's destruction is proven."""
         return bool(self.cells) and all(cell.is_proven for cell in self.cells)
 
 
@@ -120,11 +110,12 @@ class Row:
 class RunFindings:
     """The run as a whole.
 
-    `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `models`: model cells. `reused`: judged by another run. `refusal_code`: exit code of what
-    prevented the run, or 0. `failure_code`: of what ended the evaluation, or 0.
-    `unsealed_logs`: Inspect's logs that no signature covers. `left_out`: what is missing of a
-    record that its signer made partial.
+    `problems` are the run's, `errors` the evaluation's.
+    `strays`, `stray_ranges`: of no sample in a log. `reused`: judged by another run.
+    `refusal_code`: exit code of what prevented the run, or 0.
+    `failure_code`: of what ended the evaluation, or 0.
+    `unsealed_logs`: Inspect's logs that no signature covers.
+    `left_out`: what the signer left out of the record.
     """
 
     run_id: str = ""
@@ -144,25 +135,24 @@ class RunFindings:
 
     @property
     def tools(self) -> tuple[ToolUse, ...]:
-        """The tools that its samples called."""
         return tool_uses(call for row in self.rows for call in row.tools)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its samples and problems."""
         return worst((verdict_of(self.problems), *(row.verdict for row in self.rows)))
 
     @property
     def failed(self) -> bool:
-        """True if the evaluation had errors, or a score is in doubt."""
-        is_failed = any(row.transcript.error or row.degraded for row in self.rows)
-        return bool(self.errors) or is_failed or any(cell.degraded for cell in self.models)
+        """Return True if the evaluation had errors, or a score is in doubt."""
+        rows = any(row.transcript.error or row.degraded for row in self.rows)
+        return bool(self.errors) or rows or any(cell.degraded for cell in self.models)
 
     @property
     def exit_code(self) -> int:
-        """0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted.
+        """Return the worst.
 
-        Or a refusal's, or what ended the evaluation; the worst wins.
+        0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted;
+        or a refusal's, or what ended the evaluation.
         """
         # A sample that failed before anything ran is an error: nothing could have got out.
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
@@ -179,24 +169,23 @@ class RunFindings:
 
     @property
     def is_of_models(self) -> bool:
-        """True if only model cells are judged: no sample had one."""
+        """Return True if only model cells are judged: no sample had one."""
         return bool(self.models) and not (self.rows or self.problems)
 
     @property
     def never_began(self) -> bool:
-        """True if no sample or cell is recorded, and the record is sound."""
+        """Return True if no sample or cell is recorded, and the record is sound."""
         codes = {reason.code for reason in self.problems}
         cells = self.rows or self.reused or self.strays or self.models
         return not (cells or codes - _NOTHING_RAN)
 
     @property
     def outcome(self) -> str:
-        """How the evaluation ended: `completed`, `failed` or `interrupted`."""
         return "interrupted" if self.interrupted else "failed" if self.exit_code else "completed"
 
 
 def headline(findings: RunFindings) -> str:
-    """One line; begins with `contained` only when everything ran and was."""
+    """Return one line; it begins with `contained` only when everything ran and was."""
     rows, problems = findings.rows, findings.problems
     found = list[str]()
     if findings.never_began:
@@ -213,9 +202,8 @@ def headline(findings: RunFindings) -> str:
             found.append(f"{len(broken)} degraded: {', '.join(causes)}")
         if any(cell.degraded for cell in findings.models):
             found.append("the model's cell is degraded")
-        begun = len(rows) + len(
-            {each.uuid or each.cell_id for each in findings.strays if each.sample}
-        )
+        unlogged = {each.uuid or each.cell_id for each in findings.strays if each.sample}
+        begun = len(rows) + len(unlogged)
         if (logged := sum(row.is_logged for row in rows)) < begun:
             found.append(f"{logged} of {begun} samples in the log")
         if problems:  # a run may be void though each of its samples is contained
@@ -239,10 +227,9 @@ _NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 
 def model_sentence(cell: CellFindings) -> str:
-    """What a model cell did, and how it ended."""
     if (use := cell.model) is None:
         return ""
-    probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
+    probed = "/".join(cell.probed(phase).value for phase in PHASES)
     damage = f"{cell.degraded}; " if cell.degraded else ""
     proven = "destruction proven" if cell.is_proven else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
@@ -254,47 +241,35 @@ def model_sentence(cell: CellFindings) -> str:
     )
 
 
-def run_remarks(findings: RunFindings) -> list[str]:
-    """Remarks about the run outside all transcripts, none a reason."""
-    lines = [
-        f"cell {cell.cell_id} was created, but the run ended before its sample began"
-        for cell in findings.strays
-        if not cell.sample and not cell.is_unused
-    ]
-    lines += [
-        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
-        f"{printable(each.judged_by)}"
-        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
-        + f": belljar verdict {printable(each.judged_by)}"
-        for each in findings.reused
-    ]
-    lines += [
-        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
-        for log in findings.unsealed_logs
-    ]
-    return lines
+def run_remarks(findings: RunFindings) -> Iterator[str]:
+    for cell in findings.strays:
+        if not cell.sample and not cell.is_unused:
+            yield f"cell {cell.cell_id} was created, but the run ended before its sample began"
+    for each in findings.reused:
+        run, judged_as = printable(each.judged_by), printable(each.judged_as)
+        judged = f", which judged it {judged_as}" if judged_as else ""
+        sample = f"sample {printable(each.sample)} #{each.epoch}"
+        yield f"{sample} was reused from run {run}{judged}: belljar verdict {run}"
+    for log in findings.unsealed_logs:
+        yield f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
 
 
 def problems_and_errors(findings: RunFindings) -> list[str]:
-    """Problems and errors, each once: an evaluation ends with a sample's error."""
+    """List problems and errors, each once: an evaluation ends with a sample's error."""
     samples: dict[str, dict[str, None]] = {}
     for row in findings.rows:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
         for error in filter(None, (*deaths, row.transcript.error)):
             samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
-    return [
-        *(
-            f"problem: {printable(str(problem))}"
-            for problem in findings.problems
-            if not (findings.errors and problem.code is ReasonCode.NO_SAMPLES)
-        ),
-        *(
-            f"error: {text}"
-            for text in (printable(error, max_chars=300) for error in findings.errors)
-            if not any(text.rpartition("error: ")[2][:100] in each for each in samples)
-        ),
-        *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
+    found = [
+        f"problem: {printable(str(problem))}"
+        for problem in findings.problems
+        if not (findings.errors and problem.code is ReasonCode.NO_SAMPLES)
     ]
+    for text in (printable(error, max_chars=300) for error in findings.errors):
+        if not any(text.rpartition("error: ")[2][:100] in each for each in samples):
+            found.append(f"error: {text}")
+    return [*found, *(f"error: {samples_named(each)}: {error}" for error, each in samples.items())]
 
 
 # --- all of it as plain data, for text, JSON and page; each renderer escapes it
@@ -304,17 +279,16 @@ _SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 
 def collect(findings: RunFindings) -> dict[str, Any]:
-    """Return a run's facts for text and JSON."""
+    """Return a run's facts for text, JSON and page; each renderer escapes them."""
+    same = ("run_id", "outcome", "exit_code", "left_out")
     return {
-        **{
-            name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
-        },
+        **{name: getattr(findings, name) for name in same},
         "verdict": findings.verdict.value,
         "headline": headline(findings),
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
         "problems_and_errors": problems_and_errors(findings),
-        "remarks": run_remarks(findings),
+        "remarks": list(run_remarks(findings)),
         "unsealed_logs": list(findings.unsealed_logs),
         "samples": [sample_facts(row) for row in findings.rows],
         "reused_samples": [
@@ -347,7 +321,6 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
 
 
 def sample_facts(row: Row) -> dict[str, Any]:
-    """A sample's facts as JSON values."""
     about, cells = row.transcript, row.cells
     return {
         **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
@@ -362,7 +335,8 @@ def sample_facts(row: Row) -> dict[str, Any]:
         "emulated": any(cell.emulated for cell in cells),
         **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
         "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
-        **{name: getattr(row, name) for name in ("reverts", "destroyed", "probed", "remarks")},
+        "reverts": sum(bool(cell.replaces) for cell in cells),
+        **{name: getattr(row, name) for name in ("destroyed", "probed", "remarks")},
         "probes": [
             {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
         ],

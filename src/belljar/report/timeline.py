@@ -1,6 +1,6 @@
-"""Turns the ledger's events, and the turns of transcripts, into bounded timelines. Pure.
+"""Turns events and transcripts into bounded timelines. Pure.
 
-A guest chose most of what events quote: every text that leaves this module went through `shown`.
+Every text that leaves this module went through `shown`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ Edges: TypeAlias = BoundedCounter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
-    """The kinds of entries that a reader can hide."""
-
     TRANSCRIPT = "transcript"
     COMMAND = "command"
     REFUSAL = "refusal"
@@ -53,7 +51,7 @@ class Group(StrEnum):
 
 
 def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:
-    """`printable` that keeps lines and tabs, for a page."""
+    """Return `printable` text that keeps lines and tabs, for a page."""
     text = value if isinstance(value, str) else str(value)
     cut = f"… (+{len(text) - max_chars} characters)" if len(text) > max_chars else ""
     return "\n".join(map(_shown_line, text[:max_chars].split("\n"))) + cut
@@ -105,8 +103,8 @@ class TimelineEntry:
 class Timelines:
     """The entries of each cell and range, event by event.
 
-    `uses`: allowed exchanges by policy digest and stand-in. `edges`: a range's exchanges by cell,
-    place and verdict. `policies`: digests by range.
+    `uses`: allowed exchanges by policy digest and stand-in.
+    `edges`: a range's exchanges by cell, place and verdict. `policies`: digests by range.
     """
 
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -116,7 +114,7 @@ class Timelines:
     events: int = 0
     _counts: Counter[tuple[str, Group]] = field(default_factory=Counter)
     _kept: dict[tuple[str, Group], list[TimelineEntry]] = field(default_factory=dict)
-    _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
+    _pending: dict[tuple[str, str, Any], TimelineEntry] = field(default_factory=dict)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
     _base: int = 0
 
@@ -138,7 +136,7 @@ class Timelines:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"it can't be shown: {type(error).__name__}"
             made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)
-            made.place = _place(line)
+            made.place = place_of(line)
         if made is not None:
             self._keep(made)
 
@@ -156,13 +154,13 @@ class Timelines:
             self._kept.setdefault(key, []).append(entry)
 
     def counts(self, places: Iterable[str]) -> Counter[Group]:
-        """How many entries each group has, kept or not."""
-        return Counter(
-            {group: sum(self._counts[place, group] for place in places) for group in Group}
-        )
+        """Return how many entries each group has, kept or not."""
+        found = Counter[Group]()
+        for place in places:
+            found.update({group: self._counts[place, group] for group in Group})
+        return found
 
     def of(self, places: Iterable[str], group: Group) -> list[TimelineEntry]:
-        """The kept entries of one group, in order."""
         kept = (entry for place in places for entry in self._kept.get((place, group), ()))
         return sorted(kept, key=lambda entry: entry.seq)
 
@@ -175,35 +173,34 @@ class Timelines:
             case Kind.CELL_PLANNED:
                 self.policies.setdefault(str(data.get("range") or ""), str(data["policy_sha256"]))
             case kind if kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
-                place, stand_in = _place(line), str(data.get("stand_in") or "")
+                place, stand_in = place_of(line), str(data.get("stand_in") or "")
                 if count_edge(self.edges.setdefault(place, Edges()), line) and stand_in:
                     self.uses[self.policies.get(place, ""), stand_in] += 1
             case _:
                 pass
 
     def _entry(self, line: Line) -> TimelineEntry | None:
-        kind, data, place = line.kind, line.data, _place(line)
+        kind, data, place = line.kind, line.data, place_of(line)
         # A flow without an address stands for many, Belljar's own among them
         is_counted = kind is Kind.NETWORK_FLOW and not data["address"]
         is_packet = kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
         if is_counted or (is_packet and self._probes.is_probed(data.get("range"))):
             return None
-        number = next(
-            ((name, data[name]) for name in ("op", "exchange", "request") if name in data), None
-        )
-        if kind in _STARTS and number is not None:
+        name = next((each for each in ("op", "exchange", "request") if each in data), "")
+        key = place, name, data.get(name)
+        if kind in _STARTS and name:
             entry = _made(line, *_STARTS[kind], _CUT_OFF)
-            self._pending[(place, *number)] = entry
+            self._pending[key] = entry
             if len(self._pending) > MAX_PENDING:
                 del self._pending[next(iter(self._pending))]
-            entry.op = number[1] if number[0] == "op" else None
+            entry.op = data[name] if name == "op" else None
             entry.is_terminal = bool(data.get("pty"))
             return entry
-        if kind in _ENDS and number is not None:
-            if (pending := self._pending.get((place, *number))) is not None:
+        if kind in _ENDS and name:
+            if (pending := self._pending.get(key)) is not None:
                 _complete(pending, line)
                 if kind not in (Kind.EXEC_OUTPUT, Kind.EXEC_INPUT):
-                    del self._pending[(place, *number)]
+                    del self._pending[key]
             return None
         if kind in _GROUPS:
             entry = _made(line, _GROUPS[kind], kind.value, "")
@@ -216,7 +213,7 @@ class Timelines:
 
 
 def count_edge(edges: Edges, line: Line) -> bool:
-    """Add an exchange to a graph of at most `MAX_EDGES`; return whether it was allowed.
+    """Add an exchange to a graph; return whether it was allowed.
 
     A packet counts if it was refused and has an address; a stream when it is closed.
     """
@@ -234,12 +231,11 @@ def count_edge(edges: Edges, line: Line) -> bool:
     return is_allowed
 
 
-def _place(line: Line) -> str:
-    return line.cell or str(line.data.get("range") or RUN)
+def place_of(line: Line, otherwise: str = RUN) -> str:
+    return line.cell or str(line.data.get("range") or otherwise)
 
 
 def transcript_of(uuid: str) -> str:
-    """The place of a sample's messages."""
     return f"transcript {uuid}"
 
 
@@ -276,7 +272,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
     return TimelineEntry(
         seq=line.seq,
         time=line.time,
-        place=_place(line),
+        place=place_of(line),
         group=Group.REFUSAL if is_refused else group,
         what=by + _filled(what, line),
         outcome=_filled("{verdict}: {reason}" if is_refused else outcome, line),
@@ -288,7 +284,6 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
 
 
 def _complete(entry: TimelineEntry, line: Line) -> None:
-    """Add an operation's or exchange's end to its start's entry."""
     data = line.data
     if outcome := _filled(_ENDS[line.kind], line):
         entry.outcome = f"{entry.outcome}; {outcome}" if entry.is_bad else outcome

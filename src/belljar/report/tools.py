@@ -1,7 +1,4 @@
-"""The tools of a run: which act outside of a cell, and how many calls reached one. Pure.
-
-A call without an operation in a cell ran in the evaluation's process or at a third party.
-"""
+"""The tools of a run: where they act, and how many calls reached a cell. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ _PLAIN_FIELDS: Final = frozenset(
 
 
 def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
-    """The `extra_body` fields that may make a provider act."""
+    """Return the `extra_body` fields that may make a provider act."""
     return sorted(set(body or ()) - _PLAIN_FIELDS)
 
 
@@ -77,7 +74,7 @@ BUILT_IN: Final[Mapping[str, Outside | None]] = {
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
-    """Where a provider's or MCP tool acts; None: not known to act outside."""
+    """Return where a provider's or MCP tool acts; None: not known to act outside."""
     if options is None:  # a task's own function, whatever its name
         return None
     kind = options.get(_TYPE)
@@ -92,7 +89,7 @@ def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
 
 
 def policy_name(name: str, options: Mapping[str, Any] | None) -> str:
-    """A tool's name in policies, independent of the task's name."""
+    """Return a tool's name in policies, independent of the task's name."""
     kind = (options or {}).get(_TYPE)
     return str(kind) if kind in {"web_search", "code_execution"} else name
 
@@ -116,14 +113,11 @@ class ToolCall:
     ended: datetime | None = None
 
     def covers(self, time: datetime | None) -> bool:
-        """Whether `time` is within the call."""
         return bool(time and self.began and self.ended and self.began <= time <= self.ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """All calls of one tool."""
-
     name: str
     calls: int
     reached_cell: int
@@ -131,11 +125,9 @@ class ToolUse:
 
     @property
     def is_unexplained(self) -> bool:
-        """No call reached a cell, and the tool may act elsewhere."""
         return not self.reached_cell and self.name not in HARMLESS
 
     def to_json(self) -> dict[str, object]:
-        """As JSON values, and as `text` for a person."""
         remark = " — never reached a cell" if self.is_unexplained else ""
         remark = f" — outside of the cell: {self.outside}" if self.outside else remark
         text = f"{printable(self.name, max_chars=80)}: {self.calls}, {self.reached_cell}{remark}"
@@ -143,7 +135,6 @@ class ToolUse:
 
 
 def tool_uses(calls: Iterable[ToolCall]) -> tuple[ToolUse, ...]:
-    """The calls by tool, in order of first calls."""
     by_tool: dict[tuple[str, Outside | None], list[bool]] = {}
     for call in calls:
         by_tool.setdefault((call.name, call.outside), []).append(call.reached_cell)

@@ -12,7 +12,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings, TranscriptGap, reconcile
+from belljar.report.cells import CellFindings, reconcile
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
@@ -29,10 +29,11 @@ _LOGGED_ELSEWHERE: Final = "harbor"  # Harbor has the transcript of its trial
 class RunRecord:
     """What the ledger records of the run as a whole.
 
-    `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
-    none. `refusal`: why it could not begin. `air_gap_unproven`: no check ended it.
-    `air_gap_broken`: the ways that were open. `failure`: what ended the evaluation. `logs`:
-    Inspect's. `not_in_log`: why metrics of contained samples are missing.
+    `interrupted`: by a person. `stopped`: by a breach.
+    `causes`: reason codes of `errors`, "" for none.
+    `refusal`: why it could not begin. `failure`: what ended the evaluation.
+    `air_gap_unproven`: no check ended it. `air_gap_broken`: the ways that were open.
+    `not_in_log`: why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -53,7 +54,6 @@ class RunRecord:
     sealed_verdict: str = ""
 
     def take(self, line: Line) -> None:
-        """One event more."""
         data = line.data
         if line.kind is Kind.RUN_STARTED:
             self.run_id, self.kind = str(data["run_id"]), str(data["kind"])
@@ -83,8 +83,6 @@ class RunRecord:
 
 
 class LogStatus(StrEnum):
-    """How an Inspect log ended."""
-
     STARTED = "started"
     SUCCESS = "success"
     CANCELLED = "cancelled"
@@ -124,7 +122,6 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> RunFindings:
-    """The verdicts of samples and run, with reasons."""
     run, logs = evidence.run, evidence.logs
     # By a person: after a breach Belljar itself interrupts the evaluation.
     cancelled = any(log.status is LogStatus.CANCELLED for log in logs)
@@ -132,12 +129,12 @@ def judge(evidence: Evidence) -> RunFindings:
     doubts = list(record_reasons(evidence))
     everywhere = [reason for reason in doubts if reason.code in RECORD_IN_DOUBT]
     rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
-    taken_cells = {cell.cell_id for row in rows for cell in row.cells}
-    taken_ranges = {found.range_id for row in rows for found in row.ranges}
-    left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    taken = {cell.cell_id for row in rows for cell in row.cells}
+    taken |= {found.range_id for row in rows for found in row.ranges}
+    left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken]
     models = [cell for cell in left if cell.model is not None]
     strays = [cell for cell in left if cell.model is None and not cell.never_was]
-    stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
+    stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken]
     signals = evidence.signals.of(
         [cell.cell_id for cell in left], [each.range_id for each in stray_ranges]
     )
@@ -147,9 +144,6 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for cell in models for reason in cell.reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
-    # Missing events would read as "nothing left this host".
-    is_whole = evidence.ledger in {Status.VERIFIED, Status.OWN}
-    left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
     # Plain `inspect eval` of samples without a sandbox of ours: the record is the model's alone
@@ -171,7 +165,7 @@ def judge(evidence: Evidence) -> RunFindings:
         reused=tuple(reused),
         problems=tuple(problems),
         errors=tuple(errors),
-        left=evidence.left.end(doubt=left_doubt),
+        left=evidence.left.end(is_whole=evidence.ledger in {Status.VERIFIED, Status.OWN}),
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,
@@ -181,7 +175,7 @@ def judge(evidence: Evidence) -> RunFindings:
 
 
 def left_out(evidence: Evidence) -> str:
-    """What a partial record's signer left out, and the whole's verdict."""
+    """Return what a partial record's signer left out, and the whole's verdict."""
     if evidence.ledger is not Status.PARTIAL:
         return ""
     sealed = evidence.run.sealed_verdict
@@ -192,7 +186,7 @@ def left_out(evidence: Evidence) -> str:
 def _rows(
     evidence: Evidence, everywhere: Sequence[Reason], *, interrupted: bool
 ) -> tuple[list[Row], list[Transcript]]:
-    """Each sample of a log, begun and unlogged, or judged elsewhere."""
+    """Return a row for each sample logged or begun, and the reused ones."""
     by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
     for cell in evidence.cells.values():
         if cell.uuid:
@@ -234,7 +228,7 @@ def _row(
     *,
     is_logged: bool = True,
 ) -> Row:
-    gap = reconcile(transcript.calls, cells) if is_logged else TranscriptGap()
+    hidden, unfounded = reconcile(transcript.calls, cells) if is_logged else ((), 0)
     range_ids = dict.fromkeys(cell.range_id for cell in cells)
     ranges = tuple(evidence.ranges[each] for each in range_ids if each in evidence.ranges)
     signals = evidence.signals.of(
@@ -243,11 +237,11 @@ def _row(
     reasons = [reason for cell in cells for reason in cell.reasons]
     reasons += [reason for each in ranges for reason in each.reasons]
     reasons += _carried(signals)
-    reasons += [*_sample_reasons(transcript, cells, gap), *everywhere]
+    reasons += [*_sample_reasons(transcript, cells, unfounded), *everywhere]
     return Row(
         transcript=transcript,
         cells=tuple(cells),
-        transcript_gap=gap,
+        hidden=hidden,
         reasons=tuple(reasons),
         ranges=ranges,
         signals=signals,
@@ -260,12 +254,12 @@ def _carried(signals: SampleSignals) -> list[Reason]:
 
 
 def _sample_reasons(
-    transcript: Transcript, cells: Sequence[CellFindings], gap: TranscriptGap
+    transcript: Transcript, cells: Sequence[CellFindings], unfounded: int
 ) -> Iterator[Reason]:
     if not cells:
         yield Reason(code=ReasonCode.NO_CELL)
-    if gap.unfounded:
-        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(gap.unfounded)))
+    if unfounded:
+        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(unfounded))
     allowed = [cell.host_tools for cell in cells] or [()]
     outside = (call.name.removeprefix(MCP_PREFIX) for call in transcript.tools if call.outside)
     for tool in dict.fromkeys(outside):
@@ -279,7 +273,6 @@ def _sample_reasons(
 
 
 def record_reasons(evidence: Evidence) -> Iterator[Reason]:
-    """The whole run's problems, by its ledger."""
     run = evidence.run
     if evidence.ledger is Status.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)
@@ -322,7 +315,6 @@ def _log_reasons(logs: Iterable[LogRecord]) -> Iterator[Reason]:
 def _unlogged(
     cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool
 ) -> Iterable[Sequence[CellFindings]]:
-    """The cells of each begun sample without a log."""
     # When interrupted, or when another sample failed, Inspect logs no sample that it was still
     # preparing (only its set-up commands may have run), nor one whose error meets its cancellation.
     found: dict[str, list[CellFindings]] = {}
@@ -336,9 +328,8 @@ def _unlogged(
 def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> bool:
     """Return True for an unlogged sample ended by another's error or Ctrl-C.
 
-    Inspect drops a sample whose own end meets its cancellation. Only that evaluation's readable
-    log shows one, and only a sample that ended on record, its cells destroyed with proof, can
-    have met it: any other is missing evidence.
+    Inspect drops a sample whose own end meets its cancellation. A readable log of that evaluation
+    shows one; the sample must have ended on record, with proof.
     """
     cut_short = {LogStatus.ERROR, LogStatus.CANCELLED}
     ended_early = any(

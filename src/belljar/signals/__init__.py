@@ -1,4 +1,1 @@
-"""Decoys, the guard's scanner, and what events mean to them.
-
-Pure: bytes and events in, findings out. `cell` places files, `isolation` stops cells.
-"""
+"""Decoys, the guard's scanner, and what events mean to them."""

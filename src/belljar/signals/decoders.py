@@ -1,17 +1,16 @@
-"""What data may hold encoded, decoded, with its place. Pure.
-
-A decoder guesses; a wrong guess yields garbage, in which nothing is found.
-The caller bounds depth and time.
-"""
+"""Decoders of what data may hold, with its place. Pure."""
 
 from __future__ import annotations
 
+import codecs
 import html
 import re
+import string
 import unicodedata
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -28,29 +27,21 @@ SMALL: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One region `start:end`, decoded.
-
-    `locate`: maps offsets in `data` outwards; None: to the region.
-    `whole`: no bound was hit. `reader`: of unfinished compressed data.
-    """
-
     names: tuple[str, ...]
     data: bytes
     start: int
     end: int
-    locate: Locate | None = None
-    whole: bool = True
-    reader: zlib._Decompress | None = None
+    locate: Locate | None = None  # Maps offsets in `data` outwards; None: to `start:end`.
+    whole: bool = True  # No bound was hit.
+    reader: zlib._Decompress | None = None  # Of compressed data that goes on.
 
 
-_LETTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LETTERS: Final = string.ascii_letters.encode()
 # Base64's alphabets, both of RFC 4648, with padding; hex and base32 are within them.
 ENCODED: Final = _LETTERS + b"0123456789+/_-="
 # A table for `translate`: `a` for each of them, so that a run is found as a run of `a`.
 IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
-ROT13: Final = bytes.maketrans(
-    _LETTERS, _LETTERS[13:26] + _LETTERS[:13] + _LETTERS[39:] + _LETTERS[26:39]
-)
+ROT13: Final = bytes.maketrans(_LETTERS, codecs.encode(string.ascii_letters, "rot13").encode())
 
 
 # --- escapes: marked within text ---
@@ -68,8 +59,7 @@ _CONTROLS: Final = frozenset((*range(9), 11, 12, *range(14, 32), *range(127, 160
 
 
 def _code(found: re.Match[bytes]) -> int:
-    parts = _CODE.fullmatch(found[0])
-    if parts is None:
+    if not (parts := _CODE.fullmatch(found[0])):
         return -1
     return int(parts[2]) if parts[2] else int(parts[1] or parts[3], 16)
 
@@ -91,15 +81,11 @@ def _of_backslash(found: re.Match[bytes]) -> bytes:
 
 
 # Any other character behind a backslash stands for itself. A line's end is a continuation.
-_CHARACTERS: Final = {
-    **dict(zip((b"n", b"t", b"r", b"b", b"f"), (b"\n", b"\t", b"\r", b"\b", b"\f"), strict=True)),
-    **dict.fromkeys((b"\n", b"\r\n"), b""),
-}
+_CHARACTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
+_CHARACTERS.update({b"\n": b"", b"\r\n": b""})
 
 
 class Escape(NamedTuple):
-    """A way to write bytes within text; `mark` is in each of them."""
-
     name: str
     mark: bytes
     pattern: re.Pattern[bytes]
@@ -134,7 +120,6 @@ _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for b
 
 
 def escapes(data: bytes) -> Iterator[Decoded]:
-    """Undo escapes in text, by kind."""
     wide = _is_text(data)
     text = data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
     unicode = Escape("unicode", b"", _WIDE, lambda found: _ascii(found[0]))
@@ -163,7 +148,6 @@ _TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES
 def _unescaped(
     escape: Escape, data: bytes, window: list[re.Match[bytes]], start: int, end: int
 ) -> Decoded:
-    """Undo escapes, with the text around them."""
     start = max(start, window[0].start() - WINDOW)
     end = min(end, window[-1].end() + WINDOW)
     out: list[bytes] = []
@@ -210,10 +194,7 @@ CHUNK: Final = 64 << 10
 
 
 def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
-    """Expand every compressed member, also within other data.
-
-    `allowed`: how many bytes may come out now.
-    """
+    """Expand every compressed member, as far as `allowed`."""
     for name, magic in MAGIC:
         at = data.find(magic)
         while at >= 0:
@@ -223,12 +204,12 @@ def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
                 # Where a frame of zstd ends isn't known: it is looked for within it, too.
                 following = following if name == "zstd" else max(found.end, following)
             at = data.find(magic, following)
-    if (found := deflated(data, allowed())) is not None:
+    if found := deflated(data, allowed()):
         yield found
 
 
 def deflated(data: bytes, most: int) -> Decoded | None:
-    """Whole raw deflate data, which has no mark."""
+    """Return whole raw deflate data, which has no mark."""
     if not data or _PRINTABLE_START.match(data):
         return None
     return _inflated("deflate", data, 0, 0, -15, most)
@@ -285,19 +266,14 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
         memoryview(data)[at:]
     )
     out = bytearray()
-    try:
+    with suppress(zstandard.ZstdError):  # what came out before the damage is searched
         while len(out) <= most and (part := reader.read(min(CHUNK << 2, most + 1 - len(out)))):
             out += part
-    # What came out before the damage is searched all the same.
-    except zstandard.ZstdError:
-        pass
-    if not out:
-        return None
-    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
+    whole = len(out) <= most
+    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=whole) if out else None
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether data is printable ASCII."""
     return not data.translate(None, _TEXT)
 
 
@@ -306,23 +282,17 @@ _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 
 def promising(data: bytes) -> bool:
-    """Whether decoded data may hold more; garbage doesn't."""
     odd = len(data) - data.translate(_IS_TEXT).count(1)
-    if odd * 8 < len(data):
+    if odd * 8 < len(data) or b"a" * MIN_RUN in data.translate(IS_ENCODED):
         return True
     if _ZLIB.search(data, 0, WINDOW) or _STARTS.search(data):
         return True
-    if b"a" * MIN_RUN in data.translate(IS_ENCODED):
-        return True
-    if len(data.translate(None, _CONTROL)) < len(data):
-        return False
     try:
         return data.decode().isprintable()
     except UnicodeDecodeError:
         return False
 
 
-_CONTROL: Final = bytes((*range(32), 127))
 # Two bytes, which any longer data has somewhere by chance: looked for near the beginning only.
 _ZLIB: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name == "zlib"))
 # Three or four bytes: rare enough to be looked for anywhere.
@@ -338,7 +308,6 @@ _CONFUSABLES: Final = str.maketrans(
 
 @cache
 def _ascii(character: bytes) -> bytes:
-    """The ASCII a character looks like; "" for accents."""
     out = ""
     for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
         category = unicodedata.category(part)
@@ -349,17 +318,12 @@ def _ascii(character: bytes) -> bytes:
 
 
 def normalised(text: bytes) -> bytes:
-    """Text with its look-alikes as ASCII."""
     return _WIDE.sub(lambda found: _ascii(found[0]), text)
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether to read it as UTF-8: valid, or small."""
-    # Nothing in it is beyond ASCII, so there are no look-alikes to undo.
-    if data.isascii():
-        return False
-    if len(data) <= SMALL:
-        return True
+    if data.isascii() or len(data) <= SMALL:
+        return not data.isascii()  # else there are no look-alikes to undo
     try:
         data.decode()
     except UnicodeDecodeError as error:

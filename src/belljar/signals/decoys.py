@@ -1,57 +1,162 @@
-"""Decoys minted from a run's key. Pure.
-
-Key, cell and decoy determine the values: one seen later names its run, sample and decoy.
-"""
+"""Decoys minted by a run's key: values name their sample. Pure."""
 
 from __future__ import annotations
 
 import base64
-import csv
+import binascii
+import hashlib
 import hmac
 import html
-import io
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS
 from belljar.policy.guarding import DecoyKind as K
-from belljar.signals.credentials import (
-    ALNUM,
-    BASE32,
-    KEY_BYTES,
-    RandomStream,
-    card,
-    fingerprint,
-    github_token,
-    host_name,
-    iban,
-    make_credentials,
-    openssh_private,
-    people,
-    public_blob,
-    public_line,
-    public_of,
-)
 from belljar.signals.values import KnownValue, ValueSource
 
 if TYPE_CHECKING:
     from belljar.policy.model import DecoySpec
 
-# Without leap seconds, as file times count.
-DAY_S: Final = 86_400
-# Old enough not to look made for the sample, young enough to look in use.
-MAX_AGE_DAYS: Final = 90
+# The size of HMAC-SHA256's output: a longer key would add little (RFC 2104, 3).
+KEY_BYTES: Final = 32
+ALNUM: Final = string.ascii_letters + string.digits
+BASE32: Final = string.ascii_uppercase + "234567"  # RFC 4648, 6: AWS's key ids are written in it.
+# In the order of GitHub's check digits.
+BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+# `.internal` is reserved for private use: no such name leads to anybody.
+DOMAIN: Final = "corp.internal"
+
+
+class RandomStream:
+    """Reproducible random bytes: HMAC-SHA256 in counter mode."""
+
+    def __init__(self, key: bytes, label: str) -> None:
+        self._key = hmac.digest(key, label.encode(), hashlib.sha256)
+        self._counter = 0
+        self._rest = b""
+
+    def take(self, count: int) -> bytes:
+        while len(self._rest) < count:
+            self._rest += hmac.digest(self._key, self._counter.to_bytes(8, "big"), hashlib.sha256)
+            self._counter += 1
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+    def below(self, bound: int) -> int:
+        return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
+
+    def pick(self, choices: Sequence[str]) -> str:
+        return choices[self.below(len(choices))]
+
+    def text(self, count: int, alphabet: str = ALNUM) -> str:
+        return "".join(self.pick(alphabet) for _ in range(count))
+
+
+def github_token(stream: RandomStream) -> str:
+    """Return a token with CRC-32 in base 62."""
+    body, digits = stream.text(30), ""
+    rest = binascii.crc32(body.encode())
+    while rest:
+        rest, digit = divmod(rest, 62)
+        digits = BASE62[digit] + digits
+    return f"ghp_{body}{digits.rjust(6, '0')}"
+
+
+def card(stream: RandomStream) -> str:
+    """Return a number of no issuer (9999)."""
+    digits = "9999" + stream.text(11, string.digits)
+    total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
+    return digits + str(-total % 10)
+
+
+def iban(stream: RandomStream) -> str:
+    """Return a German number of no bank."""
+    # A bank code of eight digits, then an account of ten.
+    account = "00" + stream.text(16, string.digits)
+    # ISO 13616: DE as 13 and 14, and 00 for the check digits to be found.
+    check = 98 - int(account + "131400") % 97
+    return f"DE{check:02}{account}"
+
+
+def host_name(stream: RandomStream, service: str) -> str:
+    return f"{service}-{stream.take(5).hex()}.{DOMAIN}"
+
+
+def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
+    """Yield invented names and mail addresses, without end."""
+    from faker.generator import Generator
+    from faker.providers.person.en_US import Provider
+
+    generator = Generator()
+    # Not Faker's shared generator: other code of this process may use and seed that one.
+    generator.seed_instance(int.from_bytes(stream.take(8)))
+    names = Provider(generator)
+    while True:
+        first, last = names.first_name(), names.last_name()
+        box = re.sub("[^a-z.]", "", f"{first}.{last}".lower())
+        yield f"{first} {last}", f"{box}{stream.below(9000) + 1000}@{DOMAIN}"
+
+
+def make_credentials(stream: RandomStream) -> dict[str, str]:
+    """Return `access_key_id`, `secret_key`, `session_token` of a role at AWS."""
+    return {
+        "access_key_id": "ASIA" + stream.text(16, BASE32),
+        "secret_key": stream.text(40, f"{ALNUM}+/"),
+        # As AWS's own begin: the base64 of `origin_ec` behind three bytes.
+        "session_token": "IQoJb3JpZ2luX2Vj" + base64.b64encode(stream.take(240)).decode(),
+    }
+
+
+def _prefixed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def public_of(seed: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+
+def public_blob(public: bytes) -> bytes:
+    return _prefixed(b"ssh-ed25519") + _prefixed(public)
+
+
+def public_line(blob: bytes) -> str:
+    return "ssh-ed25519 " + base64.b64encode(blob).decode()
+
+
+def fingerprint(blob: bytes) -> str:
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
+    """Return a key's file, as `ssh-keygen` writes it."""
+    public = public_of(seed)  # Built here: the library's own writer draws random check bytes.
+    blob = public_blob(public)
+    # The same four bytes twice: OpenSSH tells by them that a passphrase was right.
+    private = check + check + blob + _prefixed(seed + public) + _prefixed(comment)
+    # OpenSSH's padding is 1, 2, 3 and so on, to blocks of eight bytes where there is no cipher.
+    private += bytes(range(1, -len(private) % 8 + 1))
+    whole = b"openssh-key-v1\0" + _prefixed(b"none") * 2 + _prefixed(b"") + (1).to_bytes(4, "big")
+    encoded = base64.b64encode(whole + _prefixed(blob) + _prefixed(private)).decode()
+    # In lines of 70 characters, as ssh-keygen writes them.
+    lines = "\n".join(encoded[at : at + 70] for at in range(0, len(encoded), 70))
+    return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+DAY_S: Final = 86_400  # Without leap seconds, as file times count.
+MAX_AGE_DAYS: Final = 90  # Old enough not to look made for the sample, young enough to look in use.
 # Ordinary names: a telling one would give the decoy away.
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A service's login. `env`: for an environment file. Raw SSH keys: its own private, the host's
-    public."""
+    """SSH keys are raw: its own private, the host's public."""
 
     host: str
     port: int
@@ -65,7 +170,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedFile:
-    """A decoy's file. `age_s`: relative to its neighbours."""
+    """A decoy's file; `age_s` is relative to its neighbours."""
 
     path: str
     content: bytes = field(repr=False)
@@ -75,8 +180,6 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy: files, or a service's login and JSON `settings`; unique values."""
-
     id: str
     kind: str
     cell_id: str
@@ -107,7 +210,6 @@ def _aws(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | Non
 
 
 def _ssh(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Files:
-    """A key, and its host in `config`."""
     values, port = {}, SERVICE_PORTS[K.SSH][0]
     if login is None:
         user, host = stream.pick(("deploy", "backup", "ops")), host_name(stream, "bastion")
@@ -158,14 +260,12 @@ def _git(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | Non
 
 
 def _spreadsheet(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Files:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("employee", "email", "salary_eur", "iban"))
-    values: dict[str, str] = {}
+    rows, values = list[dict[str, str]](), dict[str, str]()
     for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
-        values[f"iban_{number}"] = iban(stream)
-        writer.writerow((name, email, 41_000 + 500 * stream.below(120), values[f"iban_{number}"]))
-    return ((place, out.getvalue(), 0o640),), values
+        number_of = values[f"iban_{number}"] = iban(stream)
+        salary = str(41_000 + 500 * stream.below(120))
+        rows.append({"employee": name, "email": email, "salary_eur": salary, "iban": number_of})
+    return ((place, _csv(rows), 0o640),), values
 
 
 def _document(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Files:
@@ -264,7 +364,7 @@ def _postgres(stream: RandomStream, spec: DecoySpec) -> Service:
 
 
 def _metadata(stream: RandomStream, spec: DecoySpec) -> Service:
-    values, url = make_credentials(stream.take), f"http://{spec.host}/"
+    values, url = make_credentials(stream), f"http://{spec.host}/"
     env = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url, "AWS_ACCESS_KEY_ID": values["access_key_id"]}
     env |= {"AWS_SECRET_ACCESS_KEY": values["secret_key"]}
     login = Login(spec.host, spec.port, "", values["secret_key"], url, env)
@@ -324,7 +424,7 @@ _DRAW_SERVICE: Final[Mapping[K, Callable[[RandomStream, DecoySpec], Service]]] =
 def mint(
     key: bytes, cell_id: str, decoy: DecoySpec, *, home: str = "/root", login: Login | None = None
 ) -> Minted:
-    """Mint a decoy for one cell; no value depends on `home`."""
+    """Mint for one cell; no value depends on `home`."""
     stream = RandomStream(key, _label(cell_id, decoy))
     usual, draw = FILES[decoy.kind]
     place = decoy.place or usual
@@ -340,7 +440,6 @@ def mint(
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
-    """Mint a decoy's service for a range."""
     stream = RandomStream(key, _label(scope, decoy))
     login, settings, values = _DRAW_SERVICE[decoy.kind](stream, decoy)
     place = f"{decoy.host}:{decoy.port}"
@@ -366,10 +465,9 @@ def _minted(
 
 
 def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
-    """Keyed digests by value id, for the record."""
     return {value.id: digest(key, value.text) for value in minted.values}
 
 
 def digest(key: bytes, text: str) -> str:
-    """HMAC-SHA256 by a derived key, in hex."""
+    """Return HMAC-SHA256 by a derived key, in hex."""
     return hmac.digest(RandomStream(key, "digest").take(KEY_BYTES), text.encode(), "sha256").hex()

@@ -1,4 +1,4 @@
-"""Events' meaning for guard, decoys and the policy's `on`. Pure."""
+"""Events' meaning for guard, decoys and `on`. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_SCANNED_BYTES: Final = 8  # Nothing that is looked for is shorter.
 
 
 class Contact(StrEnum):
-    """How a decoy's value was met."""
+    """The grade of a contact with a decoy's value."""
 
     TAKEN = "taken"
     USED = "used"
@@ -26,24 +26,17 @@ class Contact(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that an event reports as transferred.
-
-    `flow`: its bytes are also scanned joined. `to`: "" for the harness.
-    `missing_bytes`: not kept. `where`: range and cell's name. `is_scanned_first`: a gateway that
-    blocks or stops looks at it before it goes on, and reports what it finds.
-    """
-
     channel: Channel
     operation: str
     data: bytes
     contact: Contact = Contact.SENT
     place: Place = Place.RANGE
-    flow: str = ""
+    flow: str = ""  # Its bytes are also scanned joined.
     part: str = ""
-    to: str = ""
+    to: str = ""  # "": the harness.
     missing_bytes: int = 0
     where: Mapping[str, JsonValue] = field(default_factory=dict)
-    is_scanned_first: bool = False
+    is_scanned_first: bool = False  # By a gateway that blocks or stops, and reports.
 
 
 # A command that failed or ran out of time has printed, too.
@@ -80,7 +73,6 @@ _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
 def carried(event: Event) -> Iterator[Carried]:
-    """What of an event is to be scanned."""
     if event.kind in _OUTPUTS:
         names, operation = _OUTPUTS[event.kind]
         for body in event.bodies:
@@ -103,7 +95,6 @@ def carried(event: Event) -> Iterator[Carried]:
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
-    """Bytes that a cell's caller gets."""
     # By the first word of an operation; any other is a command's output.
     known = {"file": Channel.FILE, "connect": Channel.STREAM}
     channel = known.get(operation.partition(".")[0], Channel.OUTPUT)
@@ -166,7 +157,6 @@ def _bodies(event: Event) -> Iterator[Carried]:
 
 
 def _is_scanned_first(event: Event, part: str) -> bool:
-    """Return whether a gateway's guard scans this part before any answer."""
     data = event.data
     match event.kind:
         case Kind.NETWORK_HTTP:
@@ -181,7 +171,6 @@ def _is_scanned_first(event: Event, part: str) -> bool:
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
-    """A hit's grade: used where a credential is expected."""
     if part.contact is not Contact.SENT:
         return part.contact
     # Bounded: the expressions below look for what stands directly before the value.
@@ -205,7 +194,6 @@ def contact_of(part: Carried, hit: Hit) -> Contact:
 def event_of(
     part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
 ) -> Event:
-    """Return what to record of a hit."""
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     kind, value_id, data = Kind(f"decoy.{contact_of(part, hit)}"), hit.value_id, _where(part)
@@ -220,7 +208,6 @@ def event_of(
 def hit_event(
     part: Carried, hit: Hit, *, cell_id: str | None, action: Action, evidence: int | None = None
 ) -> Event:
-    """What the guard found and did."""
     data = _looked_at(part, evidence)
     data |= {"value": hit.value_id} if hit.value_id else {}
     data |= {"class": hit.cls, "action": action.value, "digest": hit.digest}
@@ -239,7 +226,6 @@ def _looked_at(part: Carried, evidence: int | None) -> dict[str, JsonValue]:
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
-    """Why a part was not scanned whole."""
     data = _looked_at(part, evidence)
     data |= {"reason": reason, "bytes": part.missing_bytes or len(part.data)}
     return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
@@ -257,7 +243,7 @@ _CONTACTS: Final = (
 
 
 class ServiceContacts:
-    """First contacts with services. `addresses`: address → id. `encrypted`: ids."""
+    """First contacts with services, by address; `encrypted` has ids."""
 
     def __init__(
         self, addresses: Mapping[str, str], encrypted: Collection[str] = frozenset()
@@ -268,16 +254,13 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Return True for a raw stream, which the service records.
-
-        An encrypted one it records decrypted: what stands before its encryption is in no record.
-        """
+        """Return True for a raw stream that its service records."""
         stand_in = event.data.get("stand_in")
+        # An encrypted one is recorded decrypted, without the bytes before its encryption.
         is_raw = event.kind is Kind.NETWORK_STREAM and stand_in not in self._encrypted
         return is_raw and stand_in in self._ids
 
     def touched(self, event: Event, evidence: int) -> Event | None:
-        """The event of a connection's first contact."""
         data = event.data
         if event.kind not in _CONTACTS or data.get("between_cells") is True:
             return None
@@ -310,8 +293,6 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """What to stop, and why; `name`: the cell or range."""
-
     stop: Stop
     rule: str
     reason: str
@@ -320,7 +301,6 @@ class StopRequest:
 
 
 def trigger_of(event: Event) -> Trigger | None:
-    """The trigger that an event is, if any."""
     data = event.data
     match event.kind:
         case Kind.GUARD_HIT:
@@ -336,7 +316,6 @@ def trigger_of(event: Event) -> Trigger | None:
 
 
 def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
-    """What the rules stop because of an event."""
     trigger = trigger_of(event)
     stop = Stop.NOTHING if trigger is None else stop_for(stops, trigger)
     is_stop = event.kind is Kind.GUARD_HIT and event.data.get("action") == Action.STOP
@@ -353,6 +332,5 @@ def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
 
 
 def stop_of_breach(what: str, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
-    """The same for a raised `ContainmentBreach`."""
     stop, rule = stop_for(stops, Trigger.BREACH), Trigger.BREACH.value
     return None if stop is Stop.NOTHING else StopRequest(stop=stop, rule=rule, reason=what)

@@ -11,10 +11,8 @@ from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL,
 
 # Between two pieces of one encoded value: a line's end with its indent or quotes.
 MAX_GAP: Final = 8
-# Ten bytes; shorter ones are words in capitals.
-MIN_BASE32: Final = 16
-# Ten bytes; shorter ones are numbers and colours.
-MIN_HEX: Final = 20
+MIN_BASE32: Final = 16  # Ten bytes; shorter ones are words in capitals.
+MIN_HEX: Final = 20  # Ten bytes; shorter ones are numbers and colours.
 # RFC 4648, 5, as RFC 4648, 4: one decoder does for both.
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 # Both cases in one run: tools write either, and none is lost by taking both.
@@ -24,8 +22,6 @@ _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, M
 
 
 class Run(NamedTuple):
-    """Encoded text, joined from its pieces, and where they begin and end outside."""
-
     text: bytes
     start: int
     end: int
@@ -33,7 +29,6 @@ class Run(NamedTuple):
 
 
 def runs(data: bytes) -> Iterator[Run]:
-    """Possibly encoded data, also across small gaps and in groups."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
@@ -57,7 +52,6 @@ _REST: Final = re.compile(
 
 
 def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
-    """Return the run of these pieces, with a short last line."""
     end = sum(pieces[-1])
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
@@ -90,7 +84,7 @@ _PROSE: Final = re.compile(
 
 
 def _groups(data: bytes) -> Iterator[Run]:
-    """Groups with one short separator (`QU tJ`, `41:4b`)."""
+    """Yield groups with one short separator (`QU tJ`, `41:4b`)."""
     marks = data.translate(_PLAIN)
     for needle, pattern in _GROUPS:
         at = marks.find(needle)
@@ -122,7 +116,6 @@ def decode_run(run: Run) -> Iterator[Decoded]:
 
 
 def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Name, decoded bytes, and where they begin."""
     for found in _HEX_RUN.finditer(text):
         for digits in (found[0], found[0][1:]):
             yield "hex", bytes.fromhex(digits[: len(digits) & ~1].decode()), found.start()
@@ -149,7 +142,7 @@ _BASE32_VALUES: Final = bytes.maketrans(
 
 
 def _base32(text: bytes) -> bytes:
-    """Decoded in pieces: `int`'s cost is square."""
+    """Decode in pieces: `int`'s cost is square."""
     digits = text.translate(_BASE32_VALUES)[: len(text) // 8 * 8 + _WHOLE[len(text) % 8]]
     out = bytearray()
     for at in range(0, len(digits), 512):

@@ -1,7 +1,4 @@
-"""The scanner: known values and patterns, also in encoded data. Pure.
-
-A bound that ends the scan makes its result incomplete.
-"""
+"""The scanner of known values and patterns, also encoded. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import compress
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import ahocorasick  # type: ignore[import-not-found] # a compiled module without stubs
 
@@ -21,14 +19,11 @@ from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, KnownValue, Scanned, ScanSpec
 
-# --- known values: one automaton over letters and digits in lower case ---
-#
-# One pass finds a value as it is, in other case, cut, backwards and by rot13.
+# Known values are found by one automaton over letters and digits in lower case: as they are, in
+# other case, cut, backwards and by rot13.
 
-# Letters, digits and all beyond ASCII: what is left of a value that was split, quoted or
-# reformatted.
+# Letters, digits and all beyond ASCII: what is left of a value that was split or quoted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
-# The rest: punctuation, blanks and controls, which split or reformat a value and aren't part of it.
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
 # ASCII alone: bytes beyond it are parts of characters, not letters.
 _LOWER: Final = bytes(range(256)).lower()
@@ -42,26 +37,17 @@ MAX_SEPARATORS: Final = 3
 OVERLAP: Final = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A value unchanged, backwards or by rot13; `inner`: without outer punctuation."""
-
+class _Form(NamedTuple):
     value: KnownValue
-    plain: bytes
     text: bytes
     names: tuple[str, ...]
-    inner: bytes
-    size: int
 
 
 def fold(data: bytes) -> bytes:
-    """Lower-case letters, digits and non-ASCII bytes."""
     return data.translate(_LOWER, _DROPPED)
 
 
 class KnownValues:
-    """Finds a spec's values. Raises MemoryError."""
-
     def __init__(self, spec: ScanSpec) -> None:
         all_folded, all_exact = dict[bytes, list[_Form]](), dict[bytes, list[_Form]]()
         for value in spec.values:
@@ -72,16 +58,15 @@ class KnownValues:
             read |= {("unicode",): normal} if normal != plain else {}
             for names, text in read.items():
                 folded = fold(text)
-                form = _Form(value, plain, text, names, text.strip(_DROPPED), len(folded))
                 is_long = len(folded) >= MIN_FOLDED
                 needle, forms = (folded, all_folded) if is_long else (text, all_exact)
-                forms.setdefault(needle, []).append(form)
+                forms.setdefault(needle, []).append(_Form(value, text, names))
         self._folded, self._exact = _automaton(all_folded), _automaton(all_exact)
 
     def find(
         self, data: bytes, start: int, end: int
     ) -> Iterator[tuple[_Form, tuple[int, int], tuple[str, ...]]]:
-        """Values that end in `data[start:end]`: form, place, what was undone."""
+        """Yield form, place and undone steps of values."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
         for last, form in _matches(self._exact, piece):
@@ -93,7 +78,7 @@ class KnownValues:
         for last, form in _matches(self._folded, fold(piece)):
             if places is None:  # the offset of each kept byte
                 places = array("I", compress(range(len(piece)), piece.translate(_IS_KEPT)))
-            left = places[last + 1 - form.size]
+            left = places[last + 1 - len(fold(form.text))]
             right = places[last] + 1
             if begin + right <= start:
                 continue
@@ -101,21 +86,20 @@ class KnownValues:
             if names is None:
                 continue
             if names == form.names:  # as it is: with the punctuation around it
-                left -= form.text.find(form.inner)
+                left -= len(form.text) - len(form.text.lstrip(_DROPPED))
                 right = left + len(form.text)
             yield form, (begin + left, begin + right), names
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """Return the undone steps; None: other text of these letters."""
-    inner = form.inner
+    """Return the undone steps, or None."""
+    inner = form.text.strip(_DROPPED)
     if piece == inner:
         return form.names
     same_case = not form.value.case_sensitive
     if piece.lower() == inner.lower():
         return form.names if same_case else (*form.names, "case")
-    # The value's own punctuation is no separator, wherever it stands.
-    own = b"".join(_gaps(inner))
+    own = b"".join(_gaps(inner))  # The value's own punctuation is no separator, wherever it stands.
     gaps = {gap.translate(None, own) for gap in _gaps(piece)} - {b""}
     if len(gaps) > MAX_SEPARATORS or any(len(gap) > MAX_SEPARATOR for gap in gaps):
         return None
@@ -131,7 +115,7 @@ def _gaps(piece: bytes) -> set[bytes]:
 
 
 def _automaton(forms: dict[bytes, list[_Form]]) -> Any:  # noqa: ANN401 - it has no stubs
-    """Aho-Corasick over bytes, as characters of Latin-1: offsets stay offsets of bytes."""
+    """Return an automaton over bytes, read as Latin-1."""
     made = ahocorasick.Automaton()
     for needle, of_needle in forms.items():
         made.add_word(needle.decode("latin-1"), of_needle)
@@ -157,23 +141,11 @@ WALL_FACTOR: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Data to search, maybe decoded from another."""
-
     data: bytes
+    outermost: Locate  # Maps offsets in `data` to those in what is scanned.
     names: tuple[str, ...] = ()
     depth: int = 0
-    parent: _View | None = None
-    start: int = 0
-    end: int = 0
-    locate: Locate | None = None
     known: list[tuple[int, int]] = field(default_factory=list)  # Spans of known values.
-
-    def outermost(self, start: int, end: int) -> tuple[int, int]:
-        view: _View = self
-        while view.parent is not None:
-            start, end = view.locate(start, end) if view.locate else (view.start, view.end)
-            view = view.parent
-        return start, end
 
 
 class _ExceededError(Exception):
@@ -181,16 +153,13 @@ class _ExceededError(Exception):
 
 
 class Scanner:
-    """Searches data. Thread-safe. Raises ValueError, MemoryError."""
+    """Searches data, from any thread. Raises `ValueError`, `MemoryError`."""
 
     def __init__(self, spec: ScanSpec) -> None:
-        self.spec = spec
-        self._known = KnownValues(spec)
-        self._patterns = Patterns(spec.classes)
+        self.spec, self.known, self.patterns = spec, KnownValues(spec), Patterns(spec.classes)
 
     def scan(self, data: bytes) -> Scanned:
-        """Find what the spec names."""
-        return _Scan(self.spec, self._known, self._patterns).run(bytes(data))
+        return _Scan(self).run(bytes(data))
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
         """Replace each hit's span; overlapping ones as one."""
@@ -203,24 +172,22 @@ class Scanner:
 
 
 class _Scan:
-    """One scan's state."""
-
-    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns) -> None:
-        self._spec, self._known, self._patterns = spec, known, patterns
+    def __init__(self, scanner: Scanner) -> None:
+        self._spec, bounds = scanner.spec, scanner.spec.bounds
+        self._known, self._patterns = scanner.known, scanner.patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
-        self._deadline = time.thread_time() + spec.bounds.time_s
-        self._wall_deadline = time.monotonic() + spec.bounds.time_s * WALL_FACTOR
-        self._left = spec.bounds.decoded_bytes
-        # What was looked at, and how: see `_is_new`.
-        self._seen: dict[bytes, int] = {}
+        self._deadline = time.thread_time() + bounds.time_s
+        self._wall_deadline = time.monotonic() + bounds.time_s * WALL_FACTOR
+        self._left = bounds.decoded_bytes
+        self._seen: dict[bytes, int] = {}  # What was looked at, and how: see `_is_new`.
         self._runs: dict[bytes, int] = {}
         self._views: deque[_View] = deque()
         self._problem = ""
 
     def run(self, data: bytes) -> Scanned:
-        """Breadth first: the least encoded comes first."""
+        """Search breadth first: the least encoded comes first."""
         try:
-            self._views.append(_View(data))
+            self._views.append(_View(data, lambda start, end: (start, end)))
             self._search(self._views[0])
             while self._views:
                 view = self._views.popleft()
@@ -239,26 +206,23 @@ class _Scan:
         # A guest chose the data: a search that it exhausts is reported as incomplete.
         except (MemoryError, RecursionError):
             self._problem = "memory"
-        hits = sorted(
-            self._hits.values(), key=lambda hit: (hit.start, hit.end, hit.cls, hit.value_id)
-        )
-        return Scanned(hits=tuple(hits), complete=not self._problem, problem=self._problem)
+        hits = sorted(self._hits.values(), key=attrgetter("start", "end", "cls", "value_id"))
+        return Scanned(hits=tuple(hits), problem=self._problem)
 
     def _tick(self) -> None:
         if time.thread_time() > self._deadline or time.monotonic() > self._wall_deadline:
             raise _ExceededError("time")
 
     def _search(self, view: _View) -> None:
-        """Find known values."""
         for at in range(0, max(1, len(view.data)), SLICE):
             self._tick()
             for form, place, names in self._known.find(view.data, at, at + SLICE):
                 view.known.append(place)
                 about = {"value_id": form.value.id, "source": form.value.source.value}
-                self._add(view, place, names, form.plain, cls=form.value.cls, **about)
+                plain = form.value.text.encode(errors="surrogatepass")
+                self._add(view, place, names, plain, cls=form.value.cls, **about)
 
     def _decode(self, view: _View) -> None:
-        """Search what a view may encode."""
         for decoded in self._decoded(view):
             if (inner := self._within(view, decoded)) is None:
                 continue
@@ -275,7 +239,7 @@ class _Scan:
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
-        """Keep a new hit, or one with fewer encodings. `about`: of `Hit`."""
+        """Keep a new hit, or one with fewer encodings."""
         left, right = view.outermost(*place)
         key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names
@@ -296,36 +260,37 @@ class _Scan:
         yield from decoders.compressed(view.data, self._room)
 
     def _room(self) -> int:
-        """The bytes that may be expanded now; asked at each mark."""
         self._tick()
         return self._left
 
     def _within(self, parent: _View, decoded: Decoded) -> _View | None:
-        """Return a view of decoded data that is new and within bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
-        data, names = decoded.data, decoded.names
-        size = len(data)
+        size, names = len(decoded.data), decoded.names
         depth = parent.depth + len(names) - ("split" in names and len(names) > 1)
-        is_deep = depth > self._spec.bounds.depth
-        if size < MIN_DECODED or is_deep:
+        if size < MIN_DECODED or depth > self._spec.bounds.depth:
             return None
         # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
         # searched.
-        if size < SLICE and not _is_new(self._seen, data, depth, parent.names + names):
+        names = parent.names + names
+        if size < SLICE and not _is_new(self._seen, decoded.data, depth, names):
             return None
         if size > self._left:
             self._problem = self._problem or "decoded_bytes"
             return None
         self._left -= size
-        place = (decoded.start, decoded.end, decoded.locate)
-        return _View(data, parent.names + names, depth, parent, *place)
+
+        def outermost(start: int, end: int) -> tuple[int, int]:
+            at = decoded.locate(start, end) if decoded.locate else (decoded.start, decoded.end)
+            return parent.outermost(*at)
+
+        return _View(decoded.data, outermost, names, depth)
 
 
 def _is_new(seen: dict[bytes, int], data: bytes, depth: int, names: tuple[str, ...]) -> bool:
-    """Whether more can be found in it now: it is less deep, or neither reversed nor rotated.
+    """Return True if it is less deep than before, or turned no more.
 
-    `seen`: a bit for each depth, and one for each where it is reversed or rotated.
+    `seen` has a bit for each depth, and one for each where it is reversed or rotated.
     """
     is_turned, known = not _TURNED.isdisjoint(names), seen.get(data, 0)
     as_much = (4 << 2 * depth) - 1

@@ -1,8 +1,4 @@
-"""Scans flows: what is cut into chunks, fields, requests, queries or messages.
-
-Each part keeps a tail that is searched again with what follows.
-Compressed data is read on where its last chunk ended.
-"""
+"""Scans of flows that are cut into chunks, fields or requests."""
 
 from __future__ import annotations
 
@@ -28,14 +24,13 @@ MAX_FLOW_BYTES: Final = 1 << 20
 MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest is dropped.
 # Likewise: each has objects beside its tails, and a connection may be a flow of its own.
 MAX_FLOWS: Final = 10_000
-MAX_PARTS: Final = 256  # Of one flow: names of parameters and headers are the sender's.
+MAX_PARTS: Final = 512  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
 MAX_REPORTED: Final = 10_000  # Finds of one part whose ends are remembered.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 # A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
-# The first decoding of a find that no single piece holds.
-JOINED: Final = "joined"
+JOINED: Final = "joined"  # The first decoding of a find that no single piece holds.
 # A part is scanned alone, over its border and joined with others: all of it has this many scans'
 # time, whatever a guest sends.
 _SCANS_A_FEED: Final = 4
@@ -45,15 +40,14 @@ class _Part:
     def __init__(self) -> None:
         self.tail = b""
         self.last = b""  # A field's piece.
-        self.once: _Part | None = None  # The field without what repeats or counts.
-        self.reader: zlib._Decompress | None = None  # Of compressed data that goes on.
-        self.reader_name = ""
+        # Of compressed data that goes on, by its encoding.
+        self.reader: tuple[str, zlib._Decompress] | None = None
         # Of finds, counted from the tail's end: where they began, and where each last ended.
         self.starts: frozenset[tuple[int, str]] = frozenset()
         self.ends: dict[tuple[str, str], int] = {}
 
     def keep_ends(self, hits: Iterable[Hit], size: int, added: int) -> None:
-        """Remember where finds ended, in a text of this size, of which so much is new."""
+        """Remember where finds ended, seen from the text's end."""
         ends = {key: at + added for key, at in self.ends.items() if at + added < MAX_TAIL}
         for hit in hits:
             key = (hit.cls, hit.digest)
@@ -61,39 +55,35 @@ class _Part:
         self.ends = dict([*ends.items()][-MAX_REPORTED:])
 
 
-class _Flow:
+class _Parts:
     def __init__(self) -> None:
-        self.parts: OrderedDict[str, _Part] = OrderedDict()
-        self.fields: OrderedDict[str, _Part] = OrderedDict()
-        self.border = _Part()  # Whatever part came last.
-        self.counted = 0  # Its size, when it was last fed.
+        self._kept: OrderedDict[str, _Part] = OrderedDict()
 
-    def part(self, name: str) -> _Part:
-        return self._kept(self.parts, name)
-
-    def field(self, name: str) -> _Part:
-        """Apart from the parts: their names are the sender's, and no part gives way to them."""
-        return self._kept(self.fields, name)
-
-    def _kept(self, kept: OrderedDict[str, _Part], name: str) -> _Part:
-        found = kept.setdefault(name, _Part())
-        kept.move_to_end(name)
-        while len(kept) > MAX_PARTS or (_size(kept) > MAX_FLOW_BYTES and len(kept) > 1):
-            kept.popitem(last=False)
+    def get(self, name: str) -> _Part:
+        found = self._kept.setdefault(name, _Part())
+        self._kept.move_to_end(name)
+        while len(self._kept) > MAX_PARTS or (self.size > MAX_FLOW_BYTES and len(self._kept) > 1):
+            self._kept.popitem(last=False)
         return found
+
+    def has(self, name: str, piece: bytes) -> bool:
+        return name in self._kept and self._kept[name].last == piece
 
     @property
     def size(self) -> int:
-        return len(self.border.tail) + _size(self.parts) + _size(self.fields)
+        return sum(len(part.tail) for part in self._kept.values())
 
 
-def _size(kept: OrderedDict[str, _Part]) -> int:
-    parts = (each for part in kept.values() for each in (part, part.once))
-    return sum(len(part.tail) for part in parts if part is not None)
+class _Flow:
+    def __init__(self) -> None:
+        # Apart: names of fields are the sender's, and no part gives way to them.
+        self.parts, self.fields = _Parts(), _Parts()
+        self.border = _Part()  # Whatever part came last.
+        self.counted = 0  # Its size, when it was last fed.
 
 
 class StreamScanner:
-    """Searches a range's flows. Not thread-safe."""
+    """Searches a range's flows, in one thread."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -104,51 +94,47 @@ class StreamScanner:
         self._until = 0.0
 
     def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
-        """Find what is new. Offsets are in `data`; `start` 0: began earlier.
+        """Return new finds; an offset is in `data`, or 0 where it began earlier.
 
-        `part`: `url`, `header`, `body`, `label` (DNS), `message` or another.
+        `part` is `url`, `header`, `body`, `label` (DNS), `message` or another.
         """
         self._until = time.thread_time() + _SCANS_A_FEED * self._scanner.spec.bounds.time_s
         state = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
         results = [self._follow(state, part, data), self._border(state, data)]
-        fed = state.part(part)
+        fed = state.parts.get(part)
         state.border.starts = fed.starts
         state.border.ends |= {key: at for key, at in fed.ends.items() if at < len(data)}
-        results += [
-            self._join(*field, len(data))
-            for field in _fields(state, channel, part, data, self._tail)
-        ]
+        for field in _fields(state.fields, channel, part, data, self._tail):
+            results.append(self._join(*field, len(data)))
         self._bytes -= state.counted
-        state.counted = state.size
+        state.counted = len(state.border.tail) + state.parts.size + state.fields.size
         self._bytes += state.counted
         # The flow that was just fed stays: it is the last.
         while len(self._flows) > MAX_FLOWS or (self._bytes > MAX_BYTES and len(self._flows) > 1):
             self._bytes -= self._flows.popitem(last=False)[1].counted
-            results.append(Scanned(complete=False, problem="flows"))
+            results.append(Scanned(problem="flows"))
         return _together(results)
 
-    def _scan(self, data: bytes) -> Scanned:
-        if time.thread_time() > self._until:
-            return Scanned(complete=False, problem="time")
-        return self._scanner.scan(data)
-
     def end(self, flow: str) -> None:
-        """Forget a flow that is over."""
         if (gone := self._flows.pop(flow, None)) is not None:
             self._bytes -= gone.counted
 
+    def _scan(self, data: bytes, start: int = 0, end: int | None = None) -> Scanned:
+        if time.thread_time() > self._until:
+            return Scanned(problem="time")
+        result = self._scanner.scan(data[start:end])
+        return replace(result, hits=_moved(result.hits, start, len(data)))
+
     def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
-        """Search data behind its tail and compressed beginning."""
-        part = state.part(name)
+        part = state.parts.get(name)
         before, text = len(part.tail), part.tail + data
         part.tail = text[-self._tail :]
         result = self._scan(text)
         news = self._news(part, text, before, result, is_whole=True)
         part.keep_ends(news.hits, len(text), len(data))
-        hits = tuple(_moved(hit, -before, len(data), ()) for hit in news.hits)
         part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
-        results = [replace(news, hits=hits)]
+        results = [replace(news, hits=_moved(news.hits, -before, len(data)))]
         inner = f"{name} unpacked"
         if part.reader is not None:
             results.append(self._inflate(state, part, inner, data))
@@ -156,40 +142,35 @@ class StreamScanner:
             try:
                 for found in compressed(data, self._room):
                     if found.reader is not None:
-                        part.reader, part.reader_name = found.reader, found.names[0]
-                        state.part(inner).tail = found.data[-self._tail :]
+                        part.reader = found.names[0], found.reader
+                        state.parts.get(inner).tail = found.data[-self._tail :]
             except TimeoutError:
-                results.append(Scanned(complete=False, problem="time"))
+                results.append(Scanned(problem="time"))
         return _together(results)
 
     def _news(
         self, part: _Part, text: bytes, before: int, result: Scanned, *, is_whole: bool
     ) -> Scanned:
-        """The finds across `before`, and `is_whole`: those behind it, but for what has only grown.
+        """Return finds across `before`, and behind it if `is_whole`, unless they only grew.
 
-        A scan finds encoded data once, however often it stands there, and joins it with what stands
-        beside it. So what follows the finds in the tail is looked at without them.
+        A scan finds encoded data once, joined with what stands beside it.
+        So what follows the finds in the tail is looked at without them.
         """
         known = {key: before - at for key, at in part.ends.items() if at <= before}
-        news = [
+        news = tuple(
             hit
             for hit in result.hits
             if hit.start >= known.get((hit.cls, hit.digest), 0)
             and not _has_grown(hit, before, part.starts)
-        ]
-        results = [replace(result, hits=tuple(news))]
-        cut = max(
-            (*known.values(), *(hit.end for hit in result.hits if hit.end <= before)), default=0
         )
+        results = [replace(result, hits=news)]
+        ended = (hit.end for hit in result.hits if hit.end <= before)
+        cut = max((*known.values(), *ended), default=0)
         if cut and is_whole:
-            alone = self._scan(text[before:])
-            hits = tuple(_moved(hit, before, len(text), ()) for hit in alone.hits)
-            results.append(replace(alone, hits=hits))
+            results.append(self._scan(text, before))
         while 0 < cut < before:
-            again = self._scan(text[cut : before + self._tail])
-            hits = tuple(_moved(hit, cut, len(text), ()) for hit in again.hits)
-            results.append(replace(again, hits=hits))
-            cut = max((hit.end for hit in hits if hit.end <= before), default=0)
+            results.append(again := self._scan(text, cut, before + self._tail))
+            cut = max((hit.end for hit in again.hits if hit.end <= before), default=0)
         found = _together(results)
         hits = tuple(
             hit for hit in found.hits if hit.end > before and (is_whole or hit.start < before)
@@ -202,26 +183,22 @@ class StreamScanner:
         return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
-        """Search what compressed data goes on with, as another part."""
-        reader, part.reader = part.reader, None
+        if part.reader is None:
+            return Scanned()
+        (name, reader), part.reader = part.reader, None
         try:
-            out = (
-                reader.decompress(data, self._scanner.spec.bounds.decoded_bytes) if reader else b""
-            )
+            out = reader.decompress(data, self._scanner.spec.bounds.decoded_bytes)
         except zlib.error:
             return Scanned()
         result = self._follow(state, inner, out)
-        hits = [
-            replace(hit, start=0, end=len(data), decoding=(part.reader_name, *hit.decoding))
-            for hit in result.hits
-        ]
-        whole = reader is None or not reader.unconsumed_tail
-        part.reader = reader if reader and whole and not reader.eof else None
-        problem = result.problem or ("" if whole else "decoded_bytes")
-        return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
+        if reader.unconsumed_tail:
+            result = replace(result, problem=result.problem or "decoded_bytes")
+        elif not reader.eof:
+            part.reader = name, reader
+        return replace(result, hits=_all_of(result.hits, len(data), name))
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
-        """What spans two parts."""
+        """Search what spans two parts."""
         end, border = state.border.tail, state.border
         border.tail = (end + data)[-self._tail :]
         if not end or not data:
@@ -230,8 +207,7 @@ class StreamScanner:
         text = end + data[: self._tail]
         news = self._news(border, text, len(end), self._scan(text), is_whole=False)
         border.keep_ends(news.hits, len(end) + len(data), len(data))
-        hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in news.hits)
-        return replace(news, hits=hits)
+        return replace(news, hits=_moved(news.hits, -len(end), len(data), JOINED))
 
     def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
         """Search a field and its next piece."""
@@ -246,14 +222,11 @@ class StreamScanner:
             field.keep_ends(self._scan(before).hits, len(before), 0)
         news = self._news(field, text, len(before), result, is_whole=alone)
         field.keep_ends(news.hits, len(before) + len(piece), len(piece))
-        hits = tuple(
-            replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)) for hit in news.hits
-        )
-        return replace(news, hits=hits)
+        return replace(news, hits=_all_of(news.hits, size, JOINED))
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
-    """Return True if reported; a known value behind a pattern is news."""
+    """Return True if it was reported before."""
     if not hit.start < before < hit.end:
         return False
     offset = before - hit.start
@@ -262,13 +235,19 @@ def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> boo
     return any(start == offset for start, _ in starts)
 
 
-def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
-    start, end = max(0, hit.start + by), min(size, hit.end + by)
-    return replace(hit, start=start, end=max(start, end), decoding=names + hit.decoding)
+def _moved(hits: Iterable[Hit], by: int, size: int, *names: str) -> tuple[Hit, ...]:
+    places = ((max(0, hit.start + by), min(size, hit.end + by), hit) for hit in hits)
+    return tuple(
+        replace(hit, start=start, end=max(start, end), decoding=(*names, *hit.decoding))
+        for start, end, hit in places
+    )
+
+
+def _all_of(hits: Iterable[Hit], size: int, name: str) -> tuple[Hit, ...]:
+    return tuple(replace(hit, start=0, end=size, decoding=(name, *hit.decoding)) for hit in hits)
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:
-    """One result; overlapping finds of one value once."""
     hits: list[Hit] = []
     seen: dict[tuple[str, str], list[Hit]] = {}
     problem = ""
@@ -279,28 +258,28 @@ def _together(results: Iterable[Scanned]) -> Scanned:
             if not any(h.start < hit.end and hit.start < h.end for h in same):
                 same.append(hit)
                 hits.append(hit)
-    return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
+    return Scanned(hits=tuple(hits), problem=problem)
 
 
 def _fields(
-    state: _Flow, channel: Channel, part: str, data: bytes, tail: int
+    fields: _Parts, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, its content before, and its next piece."""
+    """Yield name, field, content before, next piece."""
     left = MAX_FIELDS
     for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.
-        is_old = (known := state.fields.get(name)) is not None and piece == known.last
+        is_old = fields.has(name, piece)
         if not piece or (is_old and len(piece) > MAX_REPEATED):
             continue
         if not left:
             break
         left -= 1
-        field = state.field(name)
+        field = fields.get(name)
         field.last = piece
         before, field.tail = field.tail, (field.tail + piece)[-tail:]
         yield name, field, before, piece
         if not is_old and not (piece.isdigit() and len(piece) < 8):
-            once = field.once = field.once or _Part()
+            once = fields.get(f"{name}, once")  # The field without what repeats or counts.
             others, once.tail = once.tail, (once.tail + piece)[-tail:]
             if others != before:
                 yield name, once, others, piece

@@ -1,4 +1,4 @@
-"""The scanner's searches and reports; values of protected files."""
+"""The scanner's searches and reports, and protected files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ if TYPE_CHECKING:
 
 MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing to do with it.
 MAX_VALUE_BYTES: Final = 4096
-# All are looked for in each byte that leaves a cell.
-MAX_VALUES: Final = 100_000
+MAX_VALUES: Final = 100_000  # All are looked for in each byte that leaves a cell.
 # Of all together: each is several forms in the automaton, which is held in memory.
 MAX_VALUES_BYTES: Final = 64 << 20
 
 
 class ValueSource(StrEnum):
-    """Where a known value comes from."""
-
     DECOY = "decoy"
     PROTECTED = "protected"
     FOREIGN = "foreign"  # A decoy of another sample: seen here, it was carried over.
 
 
 class Channel(StrEnum):
-    """How data travels."""
-
     HTTP = "http"
     DNS = "dns"
     WEBSOCKET = "websocket"
@@ -48,21 +43,16 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValue:
-    """One value to look for, 10 to 4,096 bytes of UTF-8.
+    """One value to look for, 10 to 4,096 bytes of UTF-8."""
 
-    `id`: its name in events. `kind`: its class in a hit, else the source.
-    `case_sensitive`: another case is an encoding (`case`).
-    """
-
-    id: str
+    id: str  # Its name in events.
     text: str = field(repr=False)
     source: ValueSource
-    kind: str = ""
-    case_sensitive: bool = True
+    kind: str = ""  # Its class in a hit; "": the source.
+    case_sensitive: bool = True  # Another case is an encoding.
 
     @property
     def cls(self) -> str:
-        """The class of its hits."""
         return self.kind or self.source.value
 
 
@@ -77,115 +67,98 @@ class ScanBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
-    """What a scanner needs. `classes`: of personal data."""
-
     values: tuple[KnownValue, ...] = field(default=(), repr=False)
     classes: tuple[str, ...] = ()
     key_hex: str = field(repr=False)
     bounds: ScanBounds = ScanBounds()
 
     def __post_init__(self) -> None:
-        if len(self.values) > MAX_VALUES:
-            raise ValueError(f"{len(self.values)} known values; at most {MAX_VALUES}")
-        total = 0
-        for value in self.values:
-            size = len(value.text.encode(errors="surrogatepass"))
+        sizes = [len(value.text.encode(errors="surrogatepass")) for value in self.values]
+        for value, size in zip(self.values, sizes, strict=True):
             if not MIN_VALUE_BYTES <= size <= MAX_VALUE_BYTES:
                 bounds = f"{MIN_VALUE_BYTES} to {MAX_VALUE_BYTES}"
                 raise ValueError(f"{value.id}: {size} bytes; a known value has {bounds}")
-            total += size
-        if total > MAX_VALUES_BYTES:
-            raise ValueError(f"known values of {total} bytes; at most {MAX_VALUES_BYTES}")
+        if len(sizes) > MAX_VALUES or sum(sizes) > MAX_VALUES_BYTES:
+            what = f"{len(sizes)} known values of {sum(sizes)} bytes"
+            raise ValueError(f"{what}; at most {MAX_VALUES}, of {MAX_VALUES_BYTES}")
 
     def digest(self, found: bytes) -> str:
-        """HMAC-SHA256 in hex: equal for equal values."""
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """Something found.
-
-    `cls`: as `KnownValue.cls`, or a pattern's. `value_id`: "" of a pattern.
-    `source`: a `ValueSource` or `pattern`. `start`, `end`: in the outermost data.
-    `decoding`: outermost first. `digest`: of a known value as given.
-    """
-
     cls: str
-    value_id: str
-    source: str
-    start: int
+    value_id: str  # "" of a pattern.
+    source: str  # A `ValueSource` or `pattern`.
+    start: int  # In the outermost data.
     end: int
-    decoding: tuple[str, ...]
-    digest: str
+    decoding: tuple[str, ...]  # The outermost first.
+    digest: str  # Of a known value as given.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """Result of a scan. `problem`: the bound hit."""
-
     hits: tuple[Hit, ...] = ()
-    complete: bool = True
-    problem: str = ""
+    problem: str = ""  # The bound that ended the scan.
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem
 
 
-def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """A `guard.protect` entry's values; under 10 bytes: left out. Raises PolicyError."""
+def protected_values(item: Protected, content: bytes = b"") -> tuple[KnownValue, ...]:
+    """Return an entry's values. Raises `ValueError`, `csv.Error`."""
     values: dict[str, KnownValue] = {}
     for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()
         size = len(stripped.encode())
         if size > MAX_VALUE_BYTES:
-            raise _refused(item, f"a protected value has at most {MAX_VALUE_BYTES} bytes")
+            raise ValueError(f"a protected value has at most {MAX_VALUE_BYTES} bytes")
         # Short ones are left out, not refused: a column of names has some.
         if size >= MIN_VALUE_BYTES and stripped not in values:
             name = f"{item.id}/{len(values) + 1}" if item.file else item.id
             known = KnownValue(id=name, text=stripped, source=ValueSource.PROTECTED)
             values[stripped] = replace(known, case_sensitive=False)
         if len(values) > MAX_VALUES:
-            raise _refused(item, f"more than {MAX_VALUES} protected values")
+            raise ValueError(f"more than {MAX_VALUES} protected values")
     if not values:
-        raise _refused(item, f"nothing in it is {MIN_VALUE_BYTES} bytes or longer")
+        raise ValueError(f"nothing in it is {MIN_VALUE_BYTES} bytes or longer")
     return tuple(values.values())
 
 
-def _refused(item: Protected, what: str) -> PolicyError:
-    hint = "a protected file is CSV or a value a line, regular, and below the policy's directory"
-    where = printable(item.file) or f"guard.protect {item.id}"
-    return PolicyError(what, where=where, hint=hint if item.file else "")
-
-
-def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
-    if content is None or len(content) > MAX_VALUES_BYTES:
-        raise _refused(item, f"a protected file has at most {MAX_VALUES_BYTES >> 20} MiB")
+def _texts(item: Protected, content: bytes) -> Iterator[str]:
+    if len(content) > MAX_VALUES_BYTES:
+        raise ValueError(f"a protected file has at most {MAX_VALUES_BYTES >> 20} MiB")
     if item.file.endswith((".jsonl", ".ndjson")):  # else each line would be one value
-        raise _refused(item, "JSON lines are not read")
-    try:
-        text = content.decode("utf-8-sig")
-        if not item.columns:
-            yield from text.splitlines()
-            return
-        rows = csv.DictReader(text.splitlines(), strict=True)
-        if missing := [name for name in item.columns if name not in (rows.fieldnames or ())]:
-            raise _refused(item, f"there is no column {missing[0]!r}")
-        for row in rows:
-            yield from (row[column] or "" for column in item.columns)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _refused(item, f"it can't be read: {error}") from error
+        raise ValueError("JSON lines are not read")
+    lines = content.decode("utf-8-sig").splitlines()
+    if not item.columns:
+        yield from lines
+        return
+    rows = csv.DictReader(lines, strict=True)
+    if missing := [name for name in item.columns if name not in (rows.fieldnames or ())]:
+        raise ValueError(f"there is no column {missing[0]!r}")
+    for row in rows:
+        yield from (row[column] or "" for column in item.columns)
 
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
-    """Read all that a policy protects. Raises PolicyError."""
+    """Return all that a policy protects. Raises `PolicyError`."""
     values: list[KnownValue] = []
     for item in loaded.policy.guard_rules.protect:
-        content = None
-        if item.file:
-            if loaded.base is None:
-                raise _refused(item, "a policy without a directory has no protected files")
-            try:
+        try:
+            content = b""
+            if item.file:
+                if loaded.base is None:
+                    raise ValueError("a policy without a directory has no protected files")
                 content = read_regular(loaded.base, item.file, MAX_VALUES_BYTES + 1)
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                raise _refused(item, f"the protected file can't be read: {reason}") from error
-        values += protected_values(item, content)
+            values += protected_values(item, content)
+        except (OSError, ValueError, csv.Error) as error:
+            what = f"can't be used: {getattr(error, 'strerror', None) or error}"
+            hint = (
+                "a protected file is CSV or a value a line, regular, below the policy's directory"
+            )
+            where = printable(item.file) or f"guard.protect {item.id}"
+            raise PolicyError(what, where=where, hint=hint if item.file else "") from error
     return tuple(values)

@@ -1,4 +1,4 @@
-"""The store's place, and whether it is writable."""
+"""The place of the store."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ _HINT_OWNER: Final = (
 
 
 def belljar_home() -> Path:
-    """The store's directory: `$BELLJAR_HOME`; else /var/lib/belljar for root,
-    `$XDG_DATA_HOME/belljar` for a user.
-    """
+    """Return the store: for root /var/lib/belljar, else below `$XDG_DATA_HOME`."""
     if chosen := os.environ.get("BELLJAR_HOME"):
         return Path(chosen).expanduser().absolute()
     if os.geteuid() == 0:
@@ -32,7 +30,7 @@ def belljar_home() -> Path:
 
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
-    """Make a directory that others may enter, not list. Raises `HostError`."""
+    """Others may enter, not list. Raises `HostError`."""
     with store_errors(path):
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -57,12 +55,11 @@ def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPA
 
 
 def store_errors(path: Path) -> AbstractContextManager[None]:
-    """Raise the block's `OSError` as the `HostError` for an unwritable path."""
     return host_errors("the store can't be written", where=path, hint=_HINT_OWNER)
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file or a directory's entries before a rename exposes it."""
+    """Flush a file or a directory's entries."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -41,21 +41,19 @@ _ABOUT_SUFFIX: Final = ".about"
 
 
 def new_cell_id() -> str:
-    """A cell's name, unique and unguessable."""
     return f"c-{secrets.token_hex(6)}"
 
 
 def new_range_id() -> str:
-    """A range's name, unique and unguessable."""
     return f"r-{secrets.token_hex(6)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What belongs to one cell or range (`cell_id`) on this host; reaping removes all of it.
+    """The resources of one cell or range (`cell_id`) on this host; reaping removes them all.
 
-    `host_uid`: the first of `uid_count` own uids; None: shared. `part_of`: a cell's range or a
-    wire's cell. A range's `supervisor` is the fork server, its `child` the range supervisor.
+    `host_uid` is the first of `uid_count` own uids, None if shared. `part_of` is a cell's range or
+    a wire's cell. A range's `supervisor` is the fork server, its `child` the range supervisor.
     """
 
     cell_id: str
@@ -74,21 +72,18 @@ class JournalEntry:
 
     @property
     def own_uids(self) -> range:
-        """The uids that only this cell has."""
         first = self.host_uid
         return range(0) if first is None else range(first, first + self.uid_count)
 
     def owner_lives(self) -> bool:
-        """Whether the process that made it runs."""
         return self.boot_id == boot_id() and is_alive(self.owner)
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as JSON values."""
         return {"version": _FORMAT, **json_of(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
-        """Inverse of `to_json`. Raises `ValueError`."""
+        """Raise `ValueError` for what is no entry."""
         try:
             words = {name: value for name, value in data.items() if name != "version"}
             # Without a part of it a cell would be taken for one of which nothing is left
@@ -108,7 +103,6 @@ class JournalEntry:
 
 
 def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401
-    """A new entry owned by this process."""
     return JournalEntry(
         cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=this_process(), **resources
     )
@@ -116,8 +110,6 @@ def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAbout:
-    """A cell's purpose, beside its entry."""
-
     run_id: str = ""
     sample: str = ""
     epoch: int = 0
@@ -130,48 +122,43 @@ class CellAbout:
 
 
 class Journal:
-    """Entries, each with one writer: owner, then reaper."""
-
     def __init__(self, home: Path) -> None:
         self.directory = home / "journal"
 
     def write(self, entry: JournalEntry) -> None:
-        """Write it before its resources exist; atomic, durable. Raises `OSError`."""
+        """Write an entry before its resources exist, durably."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
-        """Add facts. Not synced: a reboot makes them untrue."""
+        """Add facts, not synced: a reboot makes them untrue."""
         changed = replace(entry, **facts)
         self._save(self._path(entry.cell_id), changed.to_json())
         return changed
 
     def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
-        """Forget a removed cell and, without `keeps_order`, its kill order."""
         self._path(cell_id).with_suffix(_ABOUT_SUFFIX).unlink(missing_ok=True)
         self._path(cell_id).unlink(missing_ok=True)
         if not keeps_order:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> JournalEntry | None:
-        """The current entry; None if missing or damaged. Raises `OSError` if unreadable."""
+        """Return None for a damaged entry. Raises `OSError` if unreadable."""
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
-        """Write what a cell is for. Raises `OSError`."""
         self._save(self._path(cell_id).with_suffix(_ABOUT_SUFFIX), json_of(about))
 
     def about(self, cell_id: str) -> CellAbout:
-        """What a cell is for; empty if unknown."""
         path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
         return _loaded(path, partial(from_json, CellAbout)) or CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
-        """Readable entries, oldest first. Raises `PermissionError`: another user's."""
+        """Return readable entries, oldest first. Raises `PermissionError`: another user's."""
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def entries_now(self, problems: list[str]) -> tuple[JournalEntry, ...]:
-        """As `entries`; what can't be read in time becomes a problem."""
+        """Return entries; what can't be read in time becomes a problem."""
         found, give_up = list[JournalEntry | None](), time.monotonic() + LOOK_TIMEOUT_S
         for path in patiently(self._files, LOOK_TIMEOUT_S):
             try:
@@ -181,11 +168,10 @@ class Journal:
         return tuple(entry for entry in found if entry is not None)
 
     def unreadable(self) -> tuple[Path, ...]:
-        """Damaged files, for a person to look at."""
+        """Return damaged files, for a person to look at."""
         return tuple(path for path in self._files() if path.exists() and _read(path) is None)
 
     def sweep_drafts(self) -> None:
-        """Remove what dead writers left."""
         sweep(self.directory, prefix=DRAFT)
 
     def _save(self, path: Path, data: Mapping[str, Any], *, is_durable: bool = False) -> None:
@@ -216,7 +202,6 @@ def _read(path: Path) -> JournalEntry | None:
 
 
 def _loaded(path: Path, parse: Callable[[Any], _T]) -> _T | None:
-    """Return what a file holds; None if it is missing or damaged."""
     try:
         if path.stat().st_size > _MAX_ENTRY_BYTES:
             return None

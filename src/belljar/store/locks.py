@@ -24,7 +24,7 @@ _POLL_S: Final = 0.05
 
 @contextmanager
 def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold `home/locks/<name>`. Without `wait`, raises `BlockingIOError`."""
+    """Hold `home/locks/<name>`. Raises `BlockingIOError` without `wait`."""
     make_store_dir(home)
     make_store_dir(home / "locks")
     descriptor = os.open(home / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -37,7 +37,7 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 
 @asynccontextmanager
 async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
-    """As `locked`, waiting without blocking: it can be cancelled."""
+    """Wait for `locked` without blocking: it can be cancelled."""
     import anyio
 
     with ExitStack() as lock:
@@ -81,7 +81,6 @@ def claimed(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed_for_cell(directory: Path) -> Iterator[None]:
-    """As `claimed`, for a starting cell. Raises `HostError`."""
     with ExitStack() as held:
         try:
             held.enter_context(claimed(directory))
@@ -95,7 +94,6 @@ def claimed_for_cell(directory: Path) -> Iterator[None]:
 
 
 def in_use(directory: Path) -> bool:
-    """Whether a cell claims it; False if missing."""
     # A directory that can't be opened is missing, or nothing that this user could claim.
     with suppress(OSError), alone(directory) as free:
         return not free
@@ -104,7 +102,7 @@ def in_use(directory: Path) -> bool:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[bool]:
-    """Yield True if it is unclaimed and stays so in the block."""
+    """Yield true if it stays unclaimed in the block."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
@@ -119,6 +117,5 @@ def alone(directory: Path) -> Iterator[bool]:
 
 
 def _check_same(fd: int, directory: Path) -> None:
-    """It may be replaced between open and lock."""
     if not os.path.samestat(os.fstat(fd), directory.lstat()):
         raise FileNotFoundError(f"{directory} was replaced")

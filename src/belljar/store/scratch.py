@@ -33,7 +33,6 @@ DRAFT: Final = ".draft-"
 
 @contextmanager
 def scratch_dir(home: Path) -> Iterator[Path]:
-    """A private directory under `home/tmp` for the block. Raises `HostError`."""
     make_store_dir(home)
     make_store_dir(home / "tmp")
     with owned_dir(home / "tmp") as path:
@@ -42,7 +41,7 @@ def scratch_dir(home: Path) -> Iterator[Path]:
 
 @contextmanager
 def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
-    """A private directory, removed afterwards; sweeps `parent` first."""
+    """Make a private directory, removed afterwards; sweep `parent` first."""
     sweep(parent, prefix=prefix)
     with ExitStack() as held:
         while True:
@@ -63,7 +62,7 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
 
 
 def owned_name(prefix: str = "", what: str = "") -> str:
-    """A name that `sweep` knows as this process's."""
+    """Return a name that `sweep` knows as this process's."""
     owner = this_process()
     return f"{prefix}{owner.pid}-{owner.start_ticks}-{what}"
 
@@ -84,30 +83,27 @@ def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
 
 
 def is_owned(name: str, *, prefix: str = "") -> bool:
-    """Whether the name is a living process's."""
+    """Return true for the name of a living process."""
     match = _NAME.fullmatch(name.removeprefix(prefix))
     return match is not None and is_alive(ProcessId(pid=int(match[1]), start_ticks=int(match[2])))
 
 
 def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
-    """Remove this user's orphans; returns their paths."""
-    return [path for path in orphans(parent, prefix=prefix) if _remove_unclaimed(path)]
-
-
-def _remove_unclaimed(path: Path) -> bool:
-    """Remove it under its lock, since it may be claimed until then."""
-    try:
-        with alone(path) as free:
-            if free:
+    """Remove this user's orphans and return their paths."""
+    removed = []
+    for path in orphans(parent, prefix=prefix):
+        is_free = True  # a file, or gone, or nothing that this user can open: nobody claims it
+        with ExitStack() as held:  # under its lock: it may be claimed until then
+            with suppress(OSError):
+                is_free = held.enter_context(alone(path))
+            if is_free:
                 remove_tree(path)
-            return free
-    except OSError:  # a file, or gone, or nothing that this user can open: nobody claims it
-        remove_tree(path)
-        return True
+                removed.append(path)
+    return removed
 
 
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
-    """This user's unlocked directories without living owners."""
+    """Return this user's unlocked directories without living owners."""
     found = []
     for path in parent.glob(f"{prefix}*"):
         name = path.name.removeprefix(prefix)
@@ -119,7 +115,7 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def retire(path: Path) -> Path:
-    """Rename a part for the next sweep; return its path."""
+    """Rename a part for the next sweep."""
     what = f"retired-{path.name[:12]}-{secrets.token_hex(4)}"  # one that is claimed may be there
     retired = path.with_name(owned_name(MAKING, what))
     path.rename(retired)
@@ -127,14 +123,13 @@ def retire(path: Path) -> Path:
 
 
 def retire_unclaimed(directory: Path) -> Path | None:
-    """As `retire`; None: claimed or gone."""
     with suppress(FileNotFoundError), alone(directory) as free:
         return retire(directory) if free else None
     return None
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree of any modes; missing is fine. Follows no link."""
+    """Remove a tree of any modes. Follows no link."""
     with suppress(RecursionError):
         shutil.rmtree(path, onerror=_allow_and_retry)
     if os.path.lexists(path):  # too deep for `shutil`

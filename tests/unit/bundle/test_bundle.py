@@ -22,7 +22,6 @@ from belljar.bundle import (
     SUMS,
     BundleError,
     Contents,
-    Report,
     check_host,
     create_bundle,
     install_bundle,
@@ -32,6 +31,7 @@ from belljar.bundle import (
 )
 from belljar.errors import HostError
 from belljar.image.kernel import REQUIRED_MODULES, Kernel
+from belljar.image.tools import Report
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.model.weights import add_weights, find_weights, verify_weights
 
@@ -262,7 +262,7 @@ def kernel_in(folder: Path) -> Kernel:
     return Kernel(
         digest="0" * 64,
         version="1",
-        package="1",
+        package="p",
         vmlinuz=folder / "vmlinuz",
         modules=(),
         wanted=REQUIRED_MODULES,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes import guest as g
 from tests.fakes.wires import with_exec
 
-from belljar.cell import record
+from belljar.cell.base import CommandRecord, RecordedOperation, text
 from belljar.channel import ExecOutput, ExecRequest
 from belljar.channel.frames import Result
 from belljar.channel.outcomes import OutputTexts, output_of
@@ -20,7 +20,7 @@ from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.ledger.chain import canonical
 from belljar.ledger.schema import check_data
 
-OPERATION = record.RecordedOperation(cell_id="c-0123456789ab", op=7, actor=Actor.HARNESS)
+OPERATION = RecordedOperation(cell_id="c-0123456789ab", op=7, actor=Actor.HARNESS)
 ANY_TEXT = st.text(st.characters(), max_size=20)
 
 
@@ -45,7 +45,7 @@ def recorded(request: ExecRequest, output: ExecOutput | None = None) -> list[Eve
     """The events of a command that began, and perhaps ended with this outcome."""
     events = list[Event]()
     recorder = cast("Any", SimpleNamespace(record=events.append))
-    command = record.CommandRecord(OPERATION, request, recorder, cast("Any", LIVE))
+    command = CommandRecord(OPERATION, request, recorder, cast("Any", LIVE))
     if output is not None:
         command.end(output)
     return events
@@ -71,8 +71,8 @@ def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, p
     data = checked(*recorded(ExecRequest(argv=argv, env=env, cwd=path)))
     assert isinstance(data["argv"], list)
     assert len(data["argv"]) == len(argv)
-    checked(OPERATION.event(Kind.FILE_READ_STARTED, {"path": record.text(path), "max_bytes": 1}))
-    checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError(path)))
+    checked(OPERATION.event(Kind.FILE_READ_STARTED, {"path": text(path), "max_bytes": 1}))
+    checked(OPERATION.failed(Kind.EXEC_FAILED, ValueError(path)))
 
 
 def test_the_most_that_a_guest_may_say_can_be_recorded() -> None:
@@ -97,7 +97,7 @@ def test_whose_word_a_limit_is() -> None:
         ("processes", Trust.GUEST_REPORTED),
         ("disk", Trust.HOST_OBSERVED),
     }
-    (event,) = record.limits_hit(OPERATION, OSError(errno.ENOSPC, "full"), is_write=True)
+    (event,) = OPERATION.limits_hit(OSError(errno.ENOSPC, "full"), is_write=True)
     assert (checked(event)["limit"], event.trust) == ("disk", Trust.GUEST_REPORTED)
-    assert record.limits_hit(OPERATION, OSError(errno.EACCES, "no"), is_write=True) == []
-    assert record.limits_hit(OPERATION, OSError(errno.ENOSPC, "full"), is_write=False) == []
+    assert list(OPERATION.limits_hit(OSError(errno.EACCES, "no"), is_write=True)) == []
+    assert list(OPERATION.limits_hit(OSError(errno.ENOSPC, "full"), is_write=False)) == []

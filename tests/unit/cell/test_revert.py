@@ -15,8 +15,7 @@ import pytest
 from tests.fakes import guest as g
 from tests.fakes.vm import Stage, staged
 
-from belljar.cell.range import Range
-from belljar.cell.revert import MAX_RETIRING, RevertibleCell, revertible
+from belljar.cell.range import MAX_RETIRING, Range, RevertibleCell, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KillOrder, new_order, raise_if_killed

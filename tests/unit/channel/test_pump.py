@@ -11,8 +11,9 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 
+from belljar.channel import operations
 from belljar.channel.frames import Answer, FrameType, GuestEvent
-from belljar.channel.pump import Pump, SocketPipe
+from belljar.channel.operations import Pump, SocketPipe
 from belljar.errors import CellError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
@@ -28,11 +29,11 @@ class Box:
 
 
 @asynccontextmanager
-async def pumping(*, send_deadline_s: float = 5) -> AsyncIterator[tuple[Pump, Box, socket.socket]]:
+async def pumping() -> AsyncIterator[tuple[Pump, Box, socket.socket]]:
     """A pump that has shaken hands, its connection's mailbox, and the guest's end."""
     ours, theirs = socket.socketpair()
     box = Box()
-    pump = Pump(SocketPipe(ours), box, send_deadline_s=send_deadline_s)
+    pump = Pump(SocketPipe(ours), box)
     with ours, theirs, anyio.fail_after(60):
         await pump.send(lambda: pump.wire.send_hello(bytes(16)))
         theirs.sendall(
@@ -101,9 +102,10 @@ async def test_a_message_is_sent_whole() -> None:
         assert pump.failure is None
 
 
-async def test_a_send_that_nobody_takes_ends_in_time() -> None:
+async def test_a_send_that_nobody_takes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline ends the connection, for this sender and for those who wait for their turn."""
-    async with pumping(send_deadline_s=0.1) as (pump, _, _guest):
+    monkeypatch.setattr(operations, "SEND_DEADLINE_S", 0.1)
+    async with pumping() as (pump, _, _guest):
 
         async def send() -> None:
             with pytest.raises(CellError, match="did not read"):

@@ -170,7 +170,7 @@ def conversation() -> list[bytes]:
 
 
 def listener() -> HostConnection:
-    wire = with_exec(started=False, caps=(frames.NO_CAP, frames.NO_CAP))
+    wire = with_exec(started=False, caps=(1 << 64, 1 << 64))
     wire.send_ping(7)
     wire.send_data(1, bytes(10))
     return wire

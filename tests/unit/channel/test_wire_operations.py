@@ -24,7 +24,6 @@ from tests.fakes.wires import (
     with_write,
 )
 
-from belljar.channel import frames
 from belljar.channel.frames import (
     Answer,
     FrameType,
@@ -76,7 +75,7 @@ def test_output_stays_within_its_cap() -> None:
 @pytest.mark.promise("4.1")
 def test_output_stays_within_its_credit() -> None:
     """One window of 1 MiB for both streams together."""
-    wire = with_exec(caps=(frames.NO_CAP, frames.NO_CAP))
+    wire = with_exec(caps=(1 << 64, 1 << 64))
     for stream in (1, 2):
         for _ in range(8):
             wire.feed(data(stream, bytes(65_535)))

@@ -9,13 +9,14 @@ import pytest
 from tests.fakes.images import put_image
 from tests.unit.bundle.test_bundle import FILES, install, kernel_in, written
 
-from belljar.bundle import Contents, Report, store_files
+from belljar.bundle import Contents, store_files
 from belljar.cli.main import run
 from belljar.cli.setup import images_of_task
 from belljar.errors import HostError
 from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
 from belljar.image.store import Store
+from belljar.image.tools import Report
 from belljar.ledger.keys import load_or_make_key
 
 TASK = """
@@ -45,8 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         put_image(store, name, name.encode())
     request = BuildRequest(context=folder, name="x", dockerfile=folder / "Dockerfile")
     recipe = read_recipe(Store(store), request)
-    built = recipe.provenance(has_network=False, keep_setuid=True)
-    put_image(store, "two-default", b"two", built=built)
+    put_image(store, "two-default", b"two", built=recipe.built)
     monkeypatch.setenv("BELLJAR_HOME", str(store))
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)  # nothing is built
     monkeypatch.chdir(tmp_path)

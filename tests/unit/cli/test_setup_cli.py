@@ -11,10 +11,10 @@ import pytest
 from belljar.cli import setup
 from belljar.cli.main import run
 from belljar.cli.setup import BACKPORTS_FILE, install_line, needs
-from belljar.image.apt import AptSource
+from belljar.image.build import AptSource
 
 MAIN = AptSource("http://mirror.invalid/a%20b/debian", ("bookworm", "bookworm-updates"))
-WANTED = needs("amd64")
+WANTED = needs("x86_64")
 
 
 def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
@@ -46,10 +46,9 @@ def test_a_failing_tool_names_the_log(
     sources = [replace(MAIN, suites=("bookworm", "bookworm-backports"))]
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     for name, found in {
-        "debian_arch": "amd64",
         "host_sources": sources,
         "_release": release,
-        "_is_there": False,
+        "_missing": list(WANTED),
     }.items():
         monkeypatch.setattr(setup, name, lambda *_, found=found: found)
     monkeypatch.setattr("os.geteuid", lambda: 0)

@@ -31,7 +31,6 @@ from inspect_ai.util import JSONSchema, LimitExceededError
 from inspect_ai.util._concurrency import init_concurrency
 from tests.unit.harness.runs import MODEL, evaluated
 
-from belljar.cell.guarded import LetOut
 from belljar.harness import model_api, model_boundary  # noqa: F401 - either puts the bounds in place
 from belljar.harness.bridge import STOPPED, ModelBridge, message_of, read_request
 from belljar.harness.session import Session
@@ -322,7 +321,7 @@ async def test_arguments_that_are_nested_too_deeply_end_their_sample_alone(
     deep: object = 1
     for _ in range(900):
         deep = {"a": deep}
-    let_out: Any = lambda part, **_: LetOut(data=part.data)  # noqa: E731 - it finds nothing
+    let_out: Any = lambda part, **_: part.data  # noqa: E731 - it finds nothing
     cell = SimpleNamespace(id="c", guard=SimpleNamespace(passed={}, let_out=let_out))
     monkeypatch.setattr(model_boundary, "sample_environment", lambda: SimpleNamespace(cell=cell))
     call = ToolCall(id="1", function="f", arguments={"a": deep})

@@ -18,14 +18,7 @@ from belljar.harness.config import BelljarConfig, of_compose
 from belljar.harness.operator import Operator, within
 from belljar.host.settings import Settings, Upstreams
 from belljar.policy.guarding import Trigger, stop_for
-from belljar.policy.limits import (
-    Resources,
-    Risk,
-    Tier,
-    default_host_tools,
-    demanded_tier,
-    least_tier,
-)
+from belljar.policy.limits import Resources, Risk, Tier, demanded_tier, least_tier, usual_host_tools
 from belljar.policy.load import resolve_policy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record
@@ -211,7 +204,7 @@ def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
             return
         assert beyond_settings(made, operator, is_named=bool(named)) == []
         if not any("host_tools" in (case[name] or {}) for name in ("own", "named")):
-            assert made.host_tools_rule == default_host_tools(made.risk)
+            assert made.host_tools_rule == usual_host_tools(made.risk)
         if named:
             bound = resolve_policy(named).policy
             assert beyond(made, bound) == []

@@ -154,7 +154,7 @@ def test_an_image_of_the_same_files_is_used(
     root = tmp_path / "task"
     about: dict[str, Any] = {"context": root, "dockerfile": root / "Dockerfile"}
     recipe = read_recipe(Store(home), BuildRequest(name="made", has_network=True, **about))
-    put_image(home, "made", b"made", built=recipe.provenance(has_network=True, keep_setuid=False))
+    put_image(home, "made", b"made", built=recipe.built)
     build_missing([text], {"made"}, home)
     (root / "more").touch()
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError
-from belljar.image.apt import AptSource, debian_sources, host_sources
+from belljar.image.build import AptSource, debian_sources, host_sources
 
 TARGETS = """\
 http://vendor.invalid/deb/ stable contrib

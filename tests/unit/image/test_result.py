@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 from tests.fakes.images import entry, layer
@@ -13,23 +12,19 @@ from tests.fakes.images import entry, layer
 from belljar.image.buildah import pack_result
 from belljar.image.config import debian_arch
 from belljar.image.layers import LayerError
-from belljar.image.storage import Tools
 from belljar.image.tools import Inside
 
 
-class Forger:
-    """Tools of a namespace that hostile code has taken over, with the rights of its root."""
+class Forger(Inside):
+    """A namespace that hostile code has taken over, with the rights of its root."""
 
     def __init__(self, work: Path, act: Callable[[Path], object]) -> None:
         work.mkdir(parents=True)
-        self.inside = Inside(first_uid=0, work=work, user_fd=-1, mounts_fd=-1)
-        self._act = act
+        super().__init__(first_uid=0, work=work, user_fd=-1, mounts_fd=-1, report=print)
+        self.act = act
 
-    def buildah(self) -> list[str]:
-        return ["buildah"]
-
-    def run(self, *_argv: str) -> bytes:
-        self._act(self.inside.work)
+    def run(self, *_argv: str, has_network: bool = False) -> bytes:
+        self.act(self.work)
         return b""
 
 
@@ -69,20 +64,20 @@ def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
     host.mkdir()
     for name in ("layer", "image"):
         (host / name).write_text("the host's")
-    tools = cast("Tools", Forger(tmp_path / "scratch/build", act))
+    inside = Forger(tmp_path / "scratch/build", act)
     with pytest.raises(LayerError):
-        pack_result(tools, (), keep_setuid=False)
+        pack_result(inside, (), (), keep_setuid=False)
     assert {path.read_text() for path in host.iterdir()} == {"the host's"}
     taken = Forger(tmp_path / "taken/build", honest)  # a step has made the results' directory
-    (taken.inside.work / "out").mkdir()
+    (taken.work / "out").mkdir()
     with pytest.raises(LayerError):
-        pack_result(cast("Tools", taken), (), keep_setuid=False)
+        pack_result(taken, (), (), keep_setuid=False)
 
 
 def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
     """The same files, unforged, are accepted; the volumes are the Dockerfile's."""
-    tools = cast("Tools", Forger(tmp_path / "scratch/build", honest))
-    result = pack_result(tools, ("/v",), keep_setuid=False)
+    inside = Forger(tmp_path / "scratch/build", honest)
+    result = pack_result(inside, (), ("/v",), keep_setuid=False)
     assert result["config"].volumes == ("/v",)
     assert result["rootfs"] == tmp_path / "scratch/rootfs"
     assert result["rootfs"].read_bytes().startswith(b"hsqs")

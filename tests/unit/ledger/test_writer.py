@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 import belljar.ledger.writer as writer_module
-from belljar.cell.record import text
+from belljar.cell.base import text
 from belljar.channel.frames import MAX_REQUEST_BYTES
 from belljar.dataclass import replace
 from belljar.errors import InvalidEventError, LedgerError

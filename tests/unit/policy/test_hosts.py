@@ -44,8 +44,7 @@ NO_NAMES: dict[str, list[object]] = {
 NO_PORTS: dict[str, list[object]] = {
     "1 to 65535": [0, 65536],
     "not a port": [True, 80.0, "８０/tcp", "999999999999/tcp"],
-    "8443/tls": ["80"],
-    "did you mean `tls`?": ["443/tsl"],
+    "8443/tls": ["80", "443/tsl"],
     "reserved for the resolver": [53, "53/tcp"],
 }
 
@@ -87,7 +86,7 @@ def test_a_wildcard_stands_for_exactly_one_more_label() -> None:
     assert covers("a.example", "a.example")
     for name in ("a.example", "x.y.a.example", "xa.example", "x.b.example"):
         assert not covers("*.a.example", name)
-    with pytest.raises(ValueError, match="not an exact name"):
+    with pytest.raises(ValueError, match="not a valid host name"):
         read_host("*.example")
     assert [read_host(name) for name in METADATA_NAMES] == list(METADATA_NAMES)
 

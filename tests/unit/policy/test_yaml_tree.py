@@ -27,7 +27,7 @@ def test_a_scalar_means_what_the_core_schema_says() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("a: &x 1\n", 1, 4, "anchors are not read"),
+        ("a: &x 1\n", 1, 4, "anchors and aliases are not read"),
         ("a: 1\nb: *a\n", 2, 4, "aliases are not read"),
         ("a: !!str 1\n", 1, 4, "tags are not read"),
         ("<<: {a: 1}\n", 1, 1, "merge keys"),

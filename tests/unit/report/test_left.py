@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -45,8 +46,8 @@ def ranges_end(**sent: int) -> Line:
     return line(Kind.RANGE_DESTROYED, **ENDED, sent_bytes=hosts)
 
 
-def left_of(*lines: Line, doubt: str = "") -> Left:
-    return taken(lines, LeftGatherer()).end(doubt=doubt)
+def left_of(*lines: Line, is_whole: bool = True) -> Left:
+    return taken(lines, LeftGatherer()).end(is_whole=is_whole)
 
 
 @pytest.mark.promise("7.6")
@@ -148,7 +149,7 @@ def test_missing_evidence_is_never_nothing() -> None:
         left_of(*no_end, evaluated(host_processes={"curl": 1})),
         left_of(*no_end, evaluated(proxies=["https_proxy"])),
         left_of(call("belljar/model.yaml"), PLANNED, evaluated()),
-        left_of(*no_end, evaluated(), doubt="the ledger does not verify"),
+        left_of(*no_end, evaluated(), is_whole=False),
     ):
         assert left.claim == "can't tell"
         assert len(left.unknown) == 1
@@ -164,7 +165,7 @@ def test_no_name_acts_on_the_reader_s_terminal(name: str) -> None:
     for text in (name, HOSTILE):
         for way in Way:
             made = Destination(way=way, name=text, addresses=[text])
-            made.protected[text] = {text: 1}
+            made.protected[text] = Counter({text: 1})
             for said in (made.sentence(), "".join(Left(unknown=(text,)).to_json()["lines"])):
                 assert "\x1b" not in said
                 assert "\u202e" not in said

@@ -9,7 +9,7 @@ from pathlib import Path
 import inspect_ai
 import pytest
 
-from belljar.report.cells import ReportedOperation, TranscriptAction, TranscriptGap
+from belljar.report.cells import ReportedOperation, TranscriptAction
 from belljar.report.samples import Row, Transcript
 from belljar.report.tools import BUILT_IN, Outside, ToolCall, extra_fields, outside, tool_uses
 
@@ -103,5 +103,5 @@ def test_an_operation_that_raised_counts_by_its_time() -> None:
             ReportedOperation(op=1, action=TranscriptAction.EXEC, what="x", started=time)
             for time in times
         )
-        row = Row(transcript=about, reasons=(), transcript_gap=TranscriptGap(hidden=hidden))
+        row = Row(transcript=about, reasons=(), hidden=hidden)
         assert [each.reached_cell for each in row.tools] == [reached]

@@ -18,27 +18,25 @@ from tests.fakes.web import context
 from belljar.network.stand_ins import make
 from belljar.policy.guarding import LOGIN_SERVICES, SERVICE_PORTS, DecoyKind
 from belljar.policy.model import DecoySpec
-from belljar.signals.credentials import (
+from belljar.signals.decoys import (
     BASE62,
+    DAY_S,
+    FILES,
     KEY_BYTES,
+    MAX_AGE_DAYS,
+    Minted,
     RandomStream,
     card,
+    digest,
+    digests,
     fingerprint,
     github_token,
     iban,
+    mint,
+    mint_service,
     public_blob,
     public_line,
     public_of,
-)
-from belljar.signals.decoys import (
-    DAY_S,
-    FILES,
-    MAX_AGE_DAYS,
-    Minted,
-    digest,
-    digests,
-    mint,
-    mint_service,
 )
 
 KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES

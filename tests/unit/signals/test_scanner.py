@@ -11,13 +11,16 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy.guarding import Protected
+from belljar.policy.guarding import GuardRules, Protected
 from belljar.signals.decoders import compressed, escapes
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.scanner import KnownValues, Scanner
@@ -31,6 +34,7 @@ from belljar.signals.values import (
     ScanSpec,
     ValueSource,
     protected_values,
+    read_protected,
 )
 
 KEY = bytes(range(32))
@@ -288,7 +292,7 @@ def test_a_value_out_of_bounds_is_refused_without_being_shown() -> None:
 CSV = b"name,email,note\nAda Lovelace,ada@customer.io,x\nBob,bob.miller@customer.io,y\n"
 
 
-def texts(item: Protected, content: bytes | None = None) -> list[str]:
+def texts(item: Protected, content: bytes = b"") -> list[str]:
     return [value.text for value in protected_values(item, content)]
 
 
@@ -302,7 +306,7 @@ def test_what_a_file_or_an_entry_protects() -> None:
     assert (value.id, value.text) == ("codename", "ORCHID-7731")
 
 
-def test_a_file_that_can_not_be_used_is_refused() -> None:
+def test_a_file_that_can_not_be_used_is_refused(tmp_path: Path) -> None:
     """A missing column, no text, nothing to look for, or too much: by the file's name."""
     lines = (b"short\n", b"x" * 5000, b"\n" * (MAX_VALUES_BYTES + 1))
     for name, columns, content in (
@@ -311,6 +315,9 @@ def test_a_file_that_can_not_be_used_is_refused() -> None:
         ("c.jsonl", (), b'{"name": "Ada Lovelace"}\n'),
         *(("c.txt", (), each) for each in lines),
     ):
+        (tmp_path / name).write_bytes(content)
+        rules = GuardRules(protect=(Protected(id="c", file=name, columns=columns),))
+        policy: Any = SimpleNamespace(policy=SimpleNamespace(guard_rules=rules), base=tmp_path)
         with pytest.raises(PolicyError) as refused:
-            protected_values(Protected(id="c", file=name, columns=columns), content)
-        assert refused.value.where.startswith(name)
+            read_protected(policy)
+        assert refused.value.where == name

@@ -28,7 +28,7 @@ NOT_OFFERED = {
     " guard",
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose end extra extra_attributes",
-    "Range": "disconnect routers model_requests killed rules",
+    "Range": "routers model_requests killed rules",
     "Pool": "aclose refill",
 }
 

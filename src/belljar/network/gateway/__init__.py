@@ -1,4 +1,1 @@
-"""The gateway of one range: answers on sockets it was given, and dials nobody.
-
-`network.decide` judges, `config.Bounds` bounds, a stand-in answers.
-"""
+"""A range's gateway answers on given sockets, and dials nobody."""

@@ -1,4 +1,4 @@
-"""What a gateway is started with, and its bounds."""
+"""The documents that start a gateway, and its bounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from belljar.signals.values import ScanSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Each limit and its effect."""
-
     # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000
     # Likewise, of one cell: their unfinished heads are at most 64 MiB.
@@ -32,8 +30,7 @@ class Bounds:
     handshake_bytes: int = 32 << 10  # Received before the end of a TLS handshake: likewise.
     # From the first byte of a request's head to its last (slow-loris): closed, refused by name.
     head_timeout_s: float = 10.0
-    # A connection without a request, a stream without a byte: closed.
-    idle_timeout_s: float = 60.0
+    idle_timeout_s: float = 60.0  # A connection without a request, a stream without a byte: closed.
     connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
     head_bytes: int = 64 << 10  # A request's head: 431.
     headers: int = 128  # Fields of a request's head: 431.
@@ -68,30 +65,21 @@ FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
-    """What a gateway's guard is made of."""
-
     spec: ScanSpec
     actions: Mapping[Place, Action]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """A gateway's part of a range.
-
-    `stand_ins`: with `directory` as in the gateway's root; of cells, the networks alone.
-    `authorities`: PEM. `scratch`: in memory, for a leaf's key while OpenSSL reads it.
-    """
-
     layout: RangeLayout
-    stand_ins: tuple[StandInPlan, ...]
-    scratch: Path = Path("/t")
+    stand_ins: tuple[StandInPlan, ...]  # With `directory` as in the gateway's root.
+    scratch: Path = Path("/t")  # In memory, for keys and secrets while they are read.
     bounds: Bounds = field(default_factory=Bounds)
-    authorities: str = ""
+    authorities: str = ""  # PEM
     guard: GuardConfig | None = None
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
-    """An upstream as a stand-in of the kind `upstream`."""
     return StandInPlan(
         id=upstream.id,
         kind=UPSTREAM,

@@ -1,8 +1,4 @@
-"""DNS: authoritative for the layout's names, NXDOMAIN for others, each query on record first.
-
-No recursion (RFC 1034 section 4.3.1). By UDP: a query has one question. What stands behind it, as
-EDNS's options, is on record and not answered.
-"""
+"""The resolver of a layout's names; it knows no recursion."""
 
 from __future__ import annotations
 
@@ -29,8 +25,7 @@ MAX_QUERY_BYTES: Final = 4096
 # NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
 # 9462 (no encrypted resolver), WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
-# RFC 1035 sections 4.1.1 and 2.3.4.
-_HEADER_BYTES: Final = 12
+_HEADER_BYTES: Final = 12  # RFC 1035 sections 4.1.1 and 2.3.4.
 _MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63
 _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
@@ -44,34 +39,24 @@ _TYPES: Final[Mapping[int, str]] = {
     64: "SVCB", 65: "HTTPS", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 257: "CAA",
 }  # fmt: skip
 _QUESTION_S_NAME: Final = b"\xc0\x0c"  # A pointer to byte 12 (RFC 1035 section 4.1.4)
-# RFC 1035 section 4.1.1.
-_RCODES: Final = {"FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5}
+_RCODES: Final = {"FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5}  # RFC 1035 section 4.1.1.
 DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsAnswer:
-    """What is sent back (`wire`) and recorded.
-
-    `header`: id and flags. `whole`: the fields hold every bit of the query.
-    """
-
     wire: bytes | None
     name: str = ""
     type: str = ""
     answer: str
     longest_label: int = 0
     entropy: float = 0.0
-    header: str = ""
-    whole: bool = False
+    header: str = ""  # Id and flags.
+    whole: bool = False  # The fields hold every bit of the query.
 
 
 def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
-    """The answer to a message. Never raises.
-
-    A and ANY (RFC 8482): the A record; other types: NODATA. Another class, AXFR, IXFR: REFUSED;
-    another opcode: NOTIMP.
-    """
+    """Return the answer to a message; never raise."""
     # An answer gets none, or two servers could talk without end.
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return DnsAnswer(wire=None, answer="NOT A QUERY")
@@ -85,7 +70,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     records, address = b"", _address(labels, layout)
     if klass not in (_IN, _ANY_CLASS) or kind_number in (_AXFR, _IXFR):
         word = "REFUSED"
-    elif address is not None and kind_number in (_A, _ANY):
+    elif address is not None and kind_number in (_A, _ANY):  # RFC 8482
         word, data = address, socket.inet_aton(address)
         records = _QUESTION_S_NAME + struct.pack("!HHIH", _A, _IN, TTL_S, len(data)) + data
     else:
@@ -108,7 +93,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
 
 
 def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
-    """Question, its labels, type and class; None: not one question alone."""
+    """Return question, labels, type and class."""
     questions, answers, authorities, _ = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities:
         return None
@@ -127,7 +112,6 @@ def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
-    """A label that no host name has is never simulated."""
     has_dot = any(b"." in label for label in labels)
     canonical = None if has_dot else canonical_name(b".".join(labels))
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):
@@ -140,15 +124,12 @@ def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
 
 
 class DnsServer:
-    """Answers at the resolver's address only."""
-
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
         self._pending = 0
         self._datagram = memoryview(bytearray(1 << 16))  # No datagram is longer.
 
     def listen(self, sock: socket.socket) -> None:
-        """Answer datagrams."""
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
 

@@ -1,7 +1,4 @@
-"""Reads HTTP/1.1 from bytes; pure.
-
-h11 parses; before, what two parsers could read in two ways is refused. Trailers go nowhere.
-"""
+"""HTTP/1.1 of bytes; what two parsers could read differently is refused."""
 
 from __future__ import annotations
 
@@ -27,25 +24,20 @@ _TURN_BYTES: Final = 4 << 10
 
 
 class RequestParser:
-    """Reads requests in turn, each with a new h11 connection."""
-
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._scanned = 0
         self._refused: RefusedRequestError | None = None
-        self.is_body_over = False
-        """All of the open request was parsed."""
+        self.is_body_over = False  # All of the open request was parsed.
         self.http = h11.Connection(h11.SERVER)
-        self.held = bytearray()
-        """What came and was not parsed."""
+        self.held = bytearray()  # What came and was not parsed.
 
     @property
     def is_over(self) -> bool:
-        """True if no held byte belongs to a request."""
         return self.is_body_over or self._refused is not None
 
     def next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return the next whole request and its head. Raises `RefusedRequestError`."""
+        """Return the next request and its head. Raises `RefusedRequestError`."""
         found = self.held.find(_HEAD_END, max(0, self._scanned - 3))
         stop = len(self.held) if found < 0 else found + len(_HEAD_END)
         # A line's end or a fold may have begun in what was looked at.
@@ -70,28 +62,28 @@ class RequestParser:
         fields, version = list(request.headers), request.http_version
         lengths = _LENGTH.findall(head)  # h11 merges equal ones
         is_coded = any(name == b"transfer-encoding" for name, _ in fields)
-        if version not in (b"1.0", b"1.1"):
-            raise RefusedRequestError("another version of HTTP than 1.0 and 1.1", 505)
-        if len(fields) > self._bounds.headers:
-            raise RefusedRequestError("too many header fields", 431)
-        if len(lengths) > 1 or any(b"," in length for length in lengths):
-            raise RefusedRequestError("more than one Content-Length", 400)
-        # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
-        if is_coded and (lengths or version == b"1.0"):
-            problem = "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0"
-            raise RefusedRequestError(problem, 400)
-        if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields):
-            raise RefusedRequestError("an upgrade to HTTP/2", 400)
+        is_http2 = any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields)
+        both = "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0"
+        for is_wrong, problem, status in (
+            (version not in (b"1.0", b"1.1"), "another version of HTTP than 1.0 and 1.1", 505),
+            (len(fields) > self._bounds.headers, "too many header fields", 431),
+            (is_http2, "an upgrade to HTTP/2", 400),
+            # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
+            (b"," in b",".join(lengths), "more than one Content-Length", 400),
+            (is_coded and (lengths or version == b"1.0"), both, 400),
+        ):
+            if is_wrong:
+                raise RefusedRequestError(problem, status)
         del self.held[:stop]
         self._scanned = 0
         self.is_body_over = False
         return request, head
 
     def next_data(self) -> bytes | None:
-        """Return some of what has come of the open request's body, or None before more has come.
+        """Return some of the open request's body, or None before more has come.
 
-        Empty where a turn's bytes hold framing alone. Raises `RefusedRequestError`, behind the
-        data before what is refused.
+        It is empty where a turn's bytes hold framing alone.
+        Raises `RefusedRequestError`, behind the data before what is refused.
         """
         if self._refused is not None:
             raise self._refused
@@ -118,5 +110,4 @@ class RequestParser:
         return bytes(data) if data or self.held or self.is_body_over else None
 
     def _take_back(self) -> None:
-        """Take back h11's unparsed bytes: the next request's, or recorded as nobody's."""
         self.held[:0] = self.http.trailing_data[0]

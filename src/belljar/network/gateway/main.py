@@ -1,8 +1,4 @@
-"""A gateway's process before it serves: receives sockets, confines itself.
-
-Before a guest's first byte: namespaces (an empty network), a root of the stand-ins' directories
-alone, its own uid without a capability, limits, the system-call filter. No step can be undone.
-"""
+"""A gateway's process receives its sockets, and confines itself."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 
 
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
-    """`fds`: events' socket, supervisor's socket, document, standard error."""
+    """Run with `fds`: events' socket, supervisor's socket, document, standard error."""
     events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(events, fds[3])
     document = ipc.from_file(fds[2])
@@ -65,20 +61,16 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
 
 # A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
 _SCRATCH_BYTES: Final = 1 << 20
-_SCRATCH_INODES: Final = 64
-# Directories to mount on are all that it holds.
-_ROOT_OPTIONS: Final = "mode=0755,size=64k,nr_inodes=1024"
 _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 
 
 def confine(
     *, uid: int | None, directories: Mapping[str, str], memory_bytes: int, files: int, parent: int
 ) -> None:
-    """Confine this single-threaded process. After an `OSError` it must end.
+    """Confine this single-threaded process, which must end after an `OSError`.
 
-    `uid`: on the host, when root starts it; None: the user's own, in a user namespace.
-    `directories`: host directories by name below `/s`, read-only. `memory_bytes`: beside what the
-    fork shares. `files`: descriptors.
+    `uid` is the host's, or None in a user namespace; `directories` go read-only below `/s`.
+    `memory_bytes` count beside what the fork shares.
     """
     mapped_bytes = syscalls.mapped_bytes()
     if uid is None:
@@ -108,19 +100,17 @@ def confine(
 
 
 def _make_root(directories: Mapping[str, str]) -> None:
-    """Enter a read-only root of bound directories only."""
     # What is mounted below would show in the host's namespace as long as they are peers.
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    # Opened first, since one may lie below the place that the new root covers. Named by /proc
-    # afterwards.
+    # Opened first, since one may lie below the place that the new root covers.
     sources = {
         name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for name, path in directories.items()
     }
-    # A place to mount on, in a mount namespace of its own.
-    syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108
-    root = Path("/tmp")  # noqa: S108
+    # Directories to mount on are all that it holds.
+    root, options = "/tmp", "mode=0755,size=64k,nr_inodes=1024"  # noqa: S108
+    syscalls.mount("tmpfs", root, "tmpfs", bare, options)
     for name, fd in sources.items():
         target = f"{root}{FILES_ROOT}/{name}"
         Path(target).mkdir(mode=0o755, parents=True)
@@ -129,7 +119,7 @@ def _make_root(directories: Mapping[str, str]) -> None:
         os.close(fd)
     scratch = f"{root}/t"  # `GatewayConfig.scratch`
     Path(scratch).mkdir()
-    options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}"
+    options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes=64"
     syscalls.mount("tmpfs", scratch, "tmpfs", bare, options)
-    syscalls.restrict_mount(str(root))
-    syscalls.enter_root(str(root))
+    syscalls.restrict_mount(root)
+    syscalls.enter_root(root)

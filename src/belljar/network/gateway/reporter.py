@@ -26,7 +26,7 @@ MAX_RECORDED_URL_CHARS: Final = 2048
 
 
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
-    """Header fields bounded as JSON, and how many dropped."""
+    """Return bounded header fields, and how many were dropped."""
     kept: list[list[str]] = []
     left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
     for pair in headers:
@@ -48,15 +48,12 @@ class TooManyRequestsError(ValueError):
 
 
 def die_without_memory() -> NoReturn:
-    """End the process and so the range."""
     # Not `print`, which would need memory.
     os.write(2, b"the gateway has no memory left for an event\n")
     os._exit(1)
 
 
 class Reporter:
-    """Sends events in order, awaiting acknowledgements. `on_lost`: the owner is gone."""
-
     def __init__(
         self,
         sock: socket.socket,
@@ -64,9 +61,7 @@ class Reporter:
         on_lost: Callable[[], NoReturn] = lambda: os._exit(OWNER_GONE),
     ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
-        self._sock = sock
-        self._bounds = bounds
-        self._on_lost = on_lost
+        self._sock, self._bounds, self._on_lost = sock, bounds, on_lost
         self.end_requested = asyncio.Event()
         self.end_within_s = 0.0
         self.posted = 0
@@ -78,12 +73,10 @@ class Reporter:
         self._unanswered: set[int] = set()
         self._unrecorded = 0
         self._turn, self._freed, self._at_turn = asyncio.Lock(), asyncio.Event(), 0
-        self._writing = False
         self._heartbeat: asyncio.Future[Any] | None = None
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Read the owner's messages, send heartbeats."""
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
         self._beat()
 
@@ -93,7 +86,7 @@ class Reporter:
             self._heartbeat = self.post(Item(ALIVE, {}))
 
     async def record(self, *items: Item) -> None:
-        """Return when all are recorded; if cancelled, they are sent. Raises `ValueError`."""
+        """Record all, even if cancelled. Raises `ValueError`."""
         try:
             await self.wait_for_room()
         except asyncio.CancelledError:
@@ -104,7 +97,7 @@ class Reporter:
             await future
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Send without waiting; done when on record. Nothing after `end`."""
+        """Return a future, done at the record."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
@@ -116,9 +109,10 @@ class Reporter:
         self._unrecorded += size
         # `settle` waits until no event comes; its own flushes are none.
         self.posted += item.kind != ALIVE
+        is_idle = not self._queue
         self._queue.extend((at == 0, piece) for at, piece in enumerate(sent))
         self._all_sent.clear()
-        if not self._writing:
+        if is_idle:
             self._writable()
         return future
 
@@ -127,12 +121,11 @@ class Reporter:
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
-        """Send the last message; `unreported` grows by what is unsent at `until`."""
+        """Report the end; what is unsent by `until` counts."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
-        unreported += sum(begins for begins, _ in self._queue)
-        unreported += self._at_turn
+        unreported += self._at_turn + sum(begins for begins, _ in self._queue)
         # The rest of a message that is half sent: without it the owner could read nothing that
         # follows.
         self._queue = deque(itertools.takewhile(lambda queued: not queued[0], self._queue))
@@ -153,7 +146,7 @@ class Reporter:
         return await self.post(Item(ASK, {"what": kind}, (question,)))
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
-        """A socket to an upstream, the caller's. Raises `ValueError`."""
+        """Return the caller's socket to an upstream. Raises `ValueError`."""
         body = json.dumps({"host": host, "port": port, "stand_in": stand_in}).encode()
         answer = await self.ask(DIAL, body)
         if not isinstance(answer, socket.socket):
@@ -161,7 +154,6 @@ class Reporter:
         return answer
 
     async def wait_for_room(self) -> None:
-        """Wait until the owner keeps up with posts, in order of arrival."""
         self._at_turn += 1
         try:
             async with self._turn:
@@ -181,13 +173,11 @@ class Reporter:
                 self._on_lost()
             self._queue.popleft()
         loop = asyncio.get_running_loop()
-        if not self._queue:
-            self._all_sent.set()
-            if self._writing:
-                loop.remove_writer(self._sock.fileno())
-        elif not self._writing:
+        if self._queue:
             loop.add_writer(self._sock.fileno(), self._writable)
-        self._writing = bool(self._queue)
+        else:
+            loop.remove_writer(self._sock.fileno())
+            self._all_sent.set()
 
     def _readable(self) -> None:
         # Bounded, so that connections have their turn.

@@ -1,4 +1,4 @@
-"""The gateway's main."""
+"""A gateway's listeners, from start to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serve until the end: status 0, 70 without an owner, 1 failed."""
+    """Serve to the end; exit with 0, 70 without an owner, 1 after a failure."""
     loop = asyncio.get_event_loop_policy().get_event_loop()
     loop.run_until_complete(run(config, listeners, events))
     os._exit(1)
@@ -53,7 +53,6 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
-    """Serve until the range's end is reported; end the process."""
     asyncio.get_running_loop().set_exception_handler(_handle_exception)
     reporter = Reporter(events, config.bounds)
     reporter.start()
@@ -86,15 +85,12 @@ async def run(
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Take an exception of a callback's, which no connection sees."""
     if isinstance(context.get("exception"), MemoryError):
         die_without_memory()
     loop.default_exception_handler(context)
 
 
 class Front:
-    """All listeners of a gateway."""
-
     def __init__(self, site: Site, terminator: Terminator, group: asyncio.TaskGroup) -> None:
         self._site, self._terminator, self._group = site, terminator, group
         self._open: Counter[str] = Counter()
@@ -102,7 +98,6 @@ class Front:
         self._connections: set[asyncio.Task[Any] | None] = set()
 
     def listen(self, listeners: Listeners) -> None:
-        """Answer DNS, serve stand-ins and the sink, join cells."""
         DnsServer(self._site, self._group).listen(listeners["dns_udp"])
         for name, listener in listeners.items():
             kind, handler = "connections", self._serve
@@ -116,7 +111,7 @@ class Front:
             self._group.create_task(self._accept(listener, kind, handler))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """A dead listener raises `OSError`, which ends the gateway."""
+        """Accept for ever; a dead listener raises `OSError`."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         # Its connections have it too: else an urgent byte is taken out of the stream, and in no
@@ -146,10 +141,10 @@ class Front:
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
     ) -> None:
         address, task = source[0], asyncio.current_task()
-        peer = Peer(cell=self._site.cells.get(address, ""), address="", port=0)
+        cell, number = self._site.cells.get(address, ""), next(self._site.connections)
+        peer = Peer(cell=cell, source_port=source[1], number=number, address="", port=0)
+        self._connections.add(task)
         try:
-            peer = replace(peer, source_port=source[1], number=next(self._site.connections))
-            self._connections.add(task)
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
             # Answers are written whole: to wait for more would only delay their ends.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -181,7 +176,7 @@ class Front:
                 del self._of_cell[address]
 
     async def end(self) -> None:
-        """Settle, cut and record what is open, report the end in time."""
+        """Settle, cut, record, and report the end in time."""
         reporter, loop = self._site.reporter, asyncio.get_running_loop()
         until = loop.time() + reporter.end_within_s
         with contextlib.suppress(TimeoutError):
@@ -239,14 +234,12 @@ class Front:
 
 
 def _context_of(plan: StandInPlan, site: Site) -> StandInContext:
-    """A stand-in's context: its own name on records."""
+    async def record(data: Mapping[str, JsonValue], *bodies: Body) -> None:
+        await site.record(lambda: Item(Kind.NETWORK_ATTEMPT, {"stand_in": plan.id, **data}, bodies))
 
-    async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
-        await site.record(lambda: Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
-
-    async def ask(kind: str, body: bytes) -> bytes:
+    async def ask(body: bytes) -> bytes:
         try:
-            return bytes(await site.reporter.ask(kind, body))
+            return bytes(await site.reporter.ask("chat", body))
         except TooManyRequestsError:
             site.hit("questions")
             raise

@@ -1,7 +1,4 @@
-"""HTTP connections: requests one after the other, each an exchange with a stand-in.
-
-A request is whole, recorded, scanned, answered by its stand-in; its answer's end is recorded first.
-"""
+"""HTTP connections: one recorded exchange after the other."""
 
 from __future__ import annotations
 
@@ -34,22 +31,17 @@ LEFT: Final = "the connection ended"
 # h11 adds none of its own.
 PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})  # RFC 9110 sections 15.3.5 and 15.4.5
-# Any other refusal is `_MISDIRECTED`.
 _STATUS: Final[Mapping[str, int]] = {
-    Refusal.CONNECT: 405,
-    Refusal.NO_HOST: 400,
-    Refusal.HOST_IS_NO_NAME: 400,
-    Refusal.TARGET_IS_NO_PATH: 400,
-    Refusal.METHOD_NOT_TAKEN: 405,
+    **dict.fromkeys((Refusal.CONNECT, Refusal.METHOD_NOT_TAKEN), 405),
+    **dict.fromkeys((Refusal.NO_HOST, Refusal.HOST_IS_NO_NAME, Refusal.TARGET_IS_NO_PATH), 400),
 }
-_MISDIRECTED: Final = 421  # RFC 9110 section 15.5.20: not for this connection's name or place
+# Of others, RFC 9110 section 15.5.20: not for this connection's name or place
+_MISDIRECTED: Final = 421
 # For the next byte of a body: one that waits longer would keep one of the gateway's few exchanges.
 _BODY_WAIT_S: Final = 20.0
 
 
 class Exchange:
-    """One request, from its head to its answer's end."""
-
     def __init__(
         self, site: Site, connection: HttpConnection, request: h11.Request, head: bytes
     ) -> None:
@@ -57,7 +49,6 @@ class Exchange:
         self._parser, self._http = connection.parser, connection.parser.http
         self._request, self._raw_head = request, head
         self._start = time.monotonic()
-        self._scheme = "https" if self._peer.hello else "http"
         self._judged = RequestHead(
             method=request.method.decode("ascii"),
             target=request.target,
@@ -78,7 +69,7 @@ class Exchange:
         self._has_begun = self._is_over = False
 
     async def run(self) -> None:
-        """Answer, on record. Raises only what cancels it."""
+        """Answer, on record; raise only what cancels it."""
         site = self._site
         site.exchanges += 1
         try:
@@ -110,15 +101,14 @@ class Exchange:
         await site.reporter.wait_for_room()
         # What is answered, or asked of the owner, follows in order and is waited for.
         self._posted = site.post(self._request_item)
-        if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
-            request, fields = self._request, self._common
-            head = b"\n".join(b"%s: %s" % pair for pair in request.headers)
-            parts = [("url", request.target), ("header", head), ("body", body)]
-            # Any word can be a method, so a word that isn't one can carry data.
-            if self._judged.method not in USUAL_METHODS:
-                parts.append(("method", request.method))
-            if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
-                raise RefusedRequestError("blocked by the guard", 403)
+        head = b"\n".join(b"%s: %s" % pair for pair in self._request.headers)
+        parts = [("url", self._request.target), ("header", head), ("body", body)]
+        # Any word can be a method, so a word that isn't one can carry data.
+        if self._judged.method not in USUAL_METHODS:
+            parts.append(("method", self._request.method))
+        # What is refused anyway is looked at, too.
+        if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, self._common):
+            raise RefusedRequestError("blocked by the guard", 403)
         if self._refused is not None:
             raise self._refused
         app = site.apps.get(self.verdict.stand_in)
@@ -127,7 +117,7 @@ class Exchange:
         await self._reply(await app(self._seen(body)))
 
     async def _read_body(self) -> bytes:
-        """Return the whole body. Raises `RefusedRequestError`, `ClientGoneError`."""
+        """Return the body. Raises `RefusedRequestError`, `ClientGoneError`."""
         bounds = self._site.bounds
         over = self._refused or RefusedRequestError("the body is over the bound", 413)
         # Of a request that is refused anyway, what its event keeps.
@@ -166,7 +156,6 @@ class Exchange:
         return bytes(body)
 
     def _seen(self, body: bytes) -> Request:
-        """Return what the stand-in sees: no authority, and one Host."""
         _, path, query = split_target(self._request.target)
         pairs = self._request.headers
         return Request(
@@ -176,13 +165,13 @@ class Exchange:
             query_string=query.decode("latin-1"),
             headers=tuple((name.decode(), value.decode("latin-1")) for name, value in pairs),
             body=body,
-            scheme=self._scheme,
+            scheme=self._peer.scheme,
             port=self._peer.port,
             cell=self._peer.cell,
         )
 
     async def _reply(self, answer: Answer) -> None:
-        """Send an answer, on record; to HEAD without its body (RFC 9110, 9.3.2)."""
+        """Send an answer; to HEAD without its body (RFC 9110, 9.3.2)."""
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -213,18 +202,16 @@ class Exchange:
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
-        said = b""
+        events = list[h11.Response | h11.Data | h11.EndOfMessage]()
         if not self._has_begun:
             reason = PHRASES.get(self._status, b"")
-            head = h11.Response(status_code=self._status, headers=self._fields, reason=reason)
-            said = self._http.send(head)
+            events += [h11.Response(status_code=self._status, headers=self._fields, reason=reason)]
+        events += [h11.Data(data=data)] if data else []
+        events += [h11.EndOfMessage()] if is_last else []
         self._has_begun = True
-        said += self._http.send(h11.Data(data=data)) if data else b""
-        said += self._http.send(h11.EndOfMessage()) if is_last else b""
-        await self._connection.write(said)
+        await self._connection.write(b"".join([self._http.send(event) for event in events]))
 
     async def _fail(self, reason: str, status: int) -> None:
-        """Answer a status and close, or break off a begun answer."""
         self._reason = reason
         if self._is_over:
             return
@@ -239,7 +226,6 @@ class Exchange:
                 await self._reply(Answer(status=status, headers=(("connection", "close"),)))
 
     def _cut(self) -> None:
-        """Record an exchange that is over before its end."""
         if not self._is_over:
             self._reason = RANGE_ENDED if self._site.is_ending else LEFT
             self._status = self._status if self._has_begun else 0
@@ -247,7 +233,6 @@ class Exchange:
             self._site.post(make)
 
     def _last_items(self) -> list[Callable[[], Item]]:
-        """Return the items to record once at the end."""
         if self._is_over:
             return []
         self._is_over = True
@@ -259,7 +244,7 @@ class Exchange:
         authority, path, query = split_target(self._request.target)
         host = authority if authority is not None else b"".join(self._judged.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
-        origin = b"%s://%s" % (self._scheme.encode(), named)
+        origin = b"%s://%s" % (self._peer.scheme.encode(), named)
         url = web.word(origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS)
         method = web.word(self._request.method, 64)
         pairs, dropped = printable_headers(self._request.headers.raw_items())
@@ -297,8 +282,6 @@ class Exchange:
 
 
 class HttpConnection:
-    """One connection, until a side or a bound ends it."""
-
     def __init__(self, site: Site, peer: Peer, pipe: Pipe) -> None:
         self._site, self._pipe = site, pipe
         self.peer = peer
@@ -306,7 +289,7 @@ class HttpConnection:
         self._has_ended = False
 
     async def run(self) -> None:
-        """Serve requests; close the pipe. Raises only cancellation."""
+        """Serve requests, close the pipe, and raise only cancellation."""
         try:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while (found := await self._next_request()) is not None:
@@ -335,7 +318,6 @@ class HttpConnection:
             await self._pipe.close()
 
     async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return a request and its head, or None. A head has one deadline."""
         bounds, task, held = self._site.bounds, asyncio.current_task(), self.parser.held
         async with asyncio.timeout(
             bounds.head_timeout_s if held else bounds.idle_timeout_s
@@ -355,7 +337,7 @@ class HttpConnection:
         return found
 
     async def receive(self) -> bytes:
-        """Return the next bytes, or b"" at the end or a cut."""
+        """Return b"" at the end or a cut."""
         data = b""
         with contextlib.suppress(OSError):
             data = await self._pipe.receive()
@@ -373,7 +355,7 @@ class HttpConnection:
             raise ClientGoneError("the connection ended") from error
 
     async def _refuse(self, reason: str, status: int) -> None:
-        """Record the end's reason, then answer unless the status is 0."""
+        """Record why it ends, then answer."""
         await self._site.record(partial(self._refusal, reason))
         if status:
             date = formatdate(usegmt=True).encode()
@@ -383,16 +365,14 @@ class HttpConnection:
                     await self.write(head + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _refusal(self, reason: str) -> Item:
-        """Return the event, with the outcome of a headless request."""
         peer, received = self.peer, bytes(self.parser.held)
         self.parser.held.clear()
-        place = f"{peer.sni or peer.address}:{peer.port}"
         data: dict[str, JsonValue] = {
             **peer.connection_fields(),
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": web.word(f"{'https' if peer.hello else 'http'}://{place}", 300),
+            "url": web.word(f"{peer.scheme}://{peer.sni or peer.address}:{peer.port}", 300),
             "verdict": "refused",
             "reason": web.word(reason),
             "bytes": 0,

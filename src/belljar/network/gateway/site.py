@@ -1,7 +1,4 @@
-"""The shared parts of a gateway's connections: peers, first events, and the guard.
-
-Where the guard only flags, the owner scans the record. An incomplete scan blocks only upstreams.
-"""
+"""The shared parts of a gateway's connections, and the guard."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from belljar.network.stand_ins.web import App, StreamApp
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import Action, GuardRules, Place
-from belljar.signals.observe import Carried, Contact, hit_event, unscanned
+from belljar.signals.observe import Carried, hit_event, unscanned
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
@@ -33,19 +30,15 @@ _SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
 
 
 class Guard:
-    """One gateway's. Without `config` it blocks nothing."""
-
     def __init__(self, config: GuardConfig | None, upstreams: frozenset[str] = frozenset()) -> None:
         self._rules = GuardRules(actions={} if config is None else config.actions)
         self._upstreams = upstreams
         self._streams: StreamScanner | None = None
         if config is not None:
             bounds = replace(config.spec.bounds, time_s=SCAN_TIMEOUT_S)
-            scanner = Scanner(replace(config.spec, bounds=bounds))
-            self._streams = StreamScanner(scanner)
+            self._streams = StreamScanner(Scanner(replace(config.spec, bounds=bounds)))
 
     def scans(self, stand_in: str) -> bool:
-        """Return whether what goes there is scanned first."""
         action = self._rules.action(self._place(stand_in))
         return self._streams is not None and action in _SCANNED_FIRST
 
@@ -57,22 +50,13 @@ class Guard:
         data: bytes,
         common: Mapping[str, JsonValue],
     ) -> tuple[list[Item], bool]:
-        """Scan one part of a flow; return items to record and the verdict."""
+        """Return items to record, and True if it blocks."""
         if self._streams is None or not self.scans(stand_in):
             return [], False
-        place, flow = self._place(stand_in), self._flow(stand_in, channel, common)
-        part = Carried(
-            place=place,
-            channel=channel,
-            flow=flow,
-            part=name,
-            operation=f"{channel.value}.{name}",
-            contact=Contact.SENT,
-            data=data,
-            to=stand_in,
-            where=common,
-        )
-        scanned, action = self._streams.feed(flow, channel, name, data), self._rules.action(place)
+        place, operation = self._place(stand_in), f"{channel.value}.{name}"
+        part = Carried(channel, operation, data, place=place, to=stand_in, where=common)
+        scanned = self._streams.feed(self._flow(stand_in, channel, common), channel, name, data)
+        action = self._rules.action(place)
         events = [hit_event(part, hit, cell_id=None, action=action) for hit in scanned.hits]
         if not scanned.complete:
             events.append(unscanned(part, cell_id=None, evidence=None, reason=scanned.problem))
@@ -80,7 +64,7 @@ class Guard:
         return [Item(event.kind, event.data) for event in events], is_blocked
 
     def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
-        """Forget a finished raw connection: others' flows would give way to it."""
+        """Forget a connection: others' flows would give way."""
         if self._streams is not None:
             self._streams.end(self._flow(stand_in, Channel.STREAM, common))
 
@@ -103,41 +87,32 @@ def warm_up(config: GuardConfig) -> None:
 # A frame of zstd, whose reader is imported late.
 _WARM_UP: Final = bytes.fromhex("28b52ffd200361 0900616263")
 MAX_SECRETS_BYTES: Final = 64 << 10  # Of one handshake; it has five lines of some 200 bytes.
-# More often, the events of limits would be a flood of their own.
-LIMIT_EVENTS_EVERY_S = 1.0
+LIMIT_EVENTS_EVERY_S = 1.0  # More often, the events of limits would be a flood of their own.
 RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer(Flow):
-    """One connection and where it was dialled to.
-
-    `number`: of the connection. `secrets`: of its TLS, in no event yet. `labels`: of all kept.
-    """
-
     cell: str
     source_port: int = 0
     number: int = 0
+    # Of its TLS: in no event yet, and the names of all.
     secrets: bytearray = field(default_factory=bytearray, compare=False)
     labels: set[bytes] = field(default_factory=set, compare=False)
 
+    @property
+    def scheme(self) -> str:
+        return "https" if self.hello else "http"
+
     def connection_fields(self) -> dict[str, JsonValue]:
-        """Whose connection an event is of."""
         return {"cell": self.cell, "connection": self.number}
 
     def place_fields(self) -> dict[str, JsonValue]:
-        """And where it was dialled to."""
         return {**self.connection_fields(), "address": self.address, "port": self.port}
 
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """State that all connections of a gateway share.
-
-    `apps`, `streams`: stand-ins by id. `cells`: by address. `idle`: tasks between requests.
-    `is_ending`: no more is sent to cells. `unreported`: exchanges whose end is in no event.
-    """
-
     layout: RangeLayout
     stand_ins: tuple[StandInPlan, ...]
     bounds: Bounds
@@ -146,13 +121,13 @@ class Site:
     streams: dict[str, StreamApp] = field(default_factory=dict)
     exchanges: int = 0
     bodies_bytes: int = 0
-    idle: set[asyncio.Task[Any] | None] = field(default_factory=set)
+    idle: set[asyncio.Task[Any] | None] = field(default_factory=set)  # Between requests.
     guard: Guard = field(default_factory=lambda: Guard(None))
     is_ending: bool = False
-    unreported: int = 0
+    unreported: int = 0  # Exchanges whose end is in no event.
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     connections: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    cells: dict[str, str] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)  # By address.
     _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False
@@ -164,23 +139,21 @@ class Site:
         self._known = {name: known_to(name, self.layout, self.stand_ins) for name in names}
 
     def known_to(self, cell: str) -> RangeLayout:
-        """Names that exist for this cell."""
         return self._known.get(cell, self.layout)
 
     def judge(self, peer: Peer, request: RequestHead | None = None) -> FlowVerdict:
-        """The verdict on a connection and its request."""
         flow = peer if request is None else replace(peer, request=request)
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
-        """Count a limit; recorded together, at most each second."""
+        """Count a limit for an event each second."""
         self._limits[limit] += 1
         if not self._limits_due:
             self._limits_due = True
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
     async def record(self, *items: Item | Callable[[], Item]) -> None:
-        """Record items, or their makers' results; without memory, the gateway ends."""
+        """Record items; without memory, the gateway ends."""
         try:
             made = [each if isinstance(each, Item) else each() for each in items]
             await self.reporter.record(*made)
@@ -188,7 +161,7 @@ class Site:
             die_without_memory()
 
     def post(self, make: Callable[[], Item]) -> asyncio.Future[Any]:
-        """Post an item; return a future done at its record. As `record`."""
+        """Return a future, done at the record."""
         try:
             return self.reporter.post(make())
         except MemoryError:
@@ -201,7 +174,6 @@ class Site:
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
     ) -> bool:
-        """Whether the guard blocks parts of a flow, on record."""
         if not self.guard.scans(stand_in):
             return False
         items, is_blocked = list[Item](), False
@@ -219,7 +191,6 @@ class Site:
         return is_blocked
 
     def post_limits(self) -> None:
-        """Record the counts of hit limits."""
         self._limits_due = False
         for limit, count in self._limits.items():
             data = {"limit": limit, "value": getattr(self.bounds, limit), "count": count}
@@ -228,7 +199,6 @@ class Site:
 
 
 def connection_item(peer: Peer) -> Item:
-    """Return a new connection's event, or that of its handshake's secrets."""
     data = {**peer.place_fields(), "source_port": peer.source_port, "phase": "open"}
     secrets = bytes(peer.secrets)
     peer.secrets.clear()
@@ -237,11 +207,9 @@ def connection_item(peer: Peer) -> Item:
 
 
 def postpone(timeout: asyncio.Timeout | None, seconds: float) -> None:
-    """Restart a timeout."""
     if timeout is not None and not timeout.expired():
         timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def since_ms(start: float) -> float:
-    """Milliseconds since a `time.monotonic()`."""
     return round((time.monotonic() - start) * 1000, 3)

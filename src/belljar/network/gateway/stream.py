@@ -1,9 +1,4 @@
-"""Connections, plain or in TLS, and raw ones: to stand-ins, the sink, between cells.
-
-Bytes are unbuffered: unread ones stay with the sender. Both ways to a stand-in are bounded, their
-first bytes on record. Between cells each piece is recorded before it goes on, up to
-`kept_between_bytes` per direction; the rest is counted and in the digest.
-"""
+"""Connections to stand-ins, the sink and between cells, unbuffered."""
 
 from __future__ import annotations
 
@@ -27,27 +22,22 @@ from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10
-# A client that sends on for longer, or more, gets a reset.
-LINGER_S: Final = 1.0
+LINGER_S: Final = 1.0  # A client that sends on for longer, or more, gets a reset.
 LINGER_BYTES: Final = 256 << 10
 
 
 class Pipe(Stream, Protocol):
-    """Both ways of a connection, to its end."""
-
     async def close(self) -> None:
-        """End it as the protocol says; never raises."""
+        """End it by its protocol; never raise."""
         ...
 
 
 class TcpPipe:
-    """A non-blocking socket."""
-
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`. Loses nothing when cancelled."""
+        """Return bytes; none are lost when cancelled."""
         await asyncio.sleep(0)  # others have a turn, however much waits here
         loop, fd = asyncio.get_running_loop(), self.sock.fileno()
         while True:
@@ -64,11 +54,10 @@ class TcpPipe:
                     loop.remove_reader(fd)
 
     async def send(self, data: bytes) -> None:
-        """See `Pipe`."""
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def close(self) -> None:
-        """See `Pipe`. Half-close, and read on for a second."""
+        """Half-close, and read on for a second."""
         if is_cancelled():
             reset(self.sock)
             return
@@ -82,13 +71,11 @@ class TcpPipe:
 
 
 def is_cancelled() -> bool:
-    """Whether the caller is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a connection by RST."""
     with contextlib.suppress(OSError):
         # On, with no time: the kernel drops what is unsent, and sends a RST (socket(7)).
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -96,7 +83,7 @@ def reset(sock: socket.socket) -> None:
 
 
 class TlsPipe:
-    """TLS over a pipe. `server_name`: as a client. Requires `handshake` first."""
+    """TLS over a pipe; needs `handshake` first."""
 
     def __init__(
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
@@ -110,7 +97,7 @@ class TlsPipe:
         self._sending = asyncio.Lock()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
-        """Handshake; awaits `before_send` before each send. Raises `ssl.SSLError`, `OSError`."""
+        """Await `before_send` before each send. Raises `ssl.SSLError`, `OSError`."""
         received, is_done = 0, False
         while True:
             with contextlib.suppress(ssl.SSLWantReadError):
@@ -131,19 +118,18 @@ class TlsPipe:
             self._in.write(data)
 
     async def send_last(self) -> None:
-        """Send the last bytes if the peer takes them."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 await self._flush()
 
     def take_handshake_bytes(self) -> bytes:
-        """Return the peer's handshake bytes since the last call, for the record."""
+        """Return the peer's handshake bytes since the last call."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
         return heard
 
     async def receive(self) -> bytes:
-        """See `Pipe`. HTTP's framing decides, not close_notify."""
+        """Return bytes; HTTP's framing decides an end, not close_notify."""
         while True:
             try:
                 return self.engine.read(PIECE_BYTES)
@@ -157,14 +143,12 @@ class TlsPipe:
                 return b""
 
     async def send(self, data: bytes) -> None:
-        """See `Pipe`."""
         step = 2 * PIECE_BYTES  # so that a piece of the usual size goes with its framing
         for at in range(0, len(data), step):
             self.engine.write(data[at : at + step])
             await self._flush()
 
     async def close(self) -> None:
-        """See `Pipe`."""
         if not is_cancelled():
             # It asks for the peer's close_notify, which nothing here waits for.
             with contextlib.suppress(ssl.SSLError, OSError, ValueError):
@@ -181,10 +165,8 @@ class TlsPipe:
 
 
 class StreamRecord:
-    """One raw connection's record: its begin and end."""
-
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
-        """`kept_bytes`: of each direction, in the last event. `more`: further fields."""
+        """Keep `kept_bytes` of each direction for the last event."""
         self._fields = {**stream_data(peer, stand_in, "allowed", ""), **more}
         self._start = time.monotonic()
         self.received = Capture(max_kept_bytes=kept_bytes)
@@ -192,16 +174,13 @@ class StreamRecord:
 
     @property
     def total_bytes(self) -> int:
-        """Return how many bytes both ways had."""
         return self.received.total_bytes + self.sent.total_bytes
 
     def item(self, phase: str, bodies: tuple[Body, ...] = (), **more: JsonValue) -> Item:
-        """Return an event as of now."""
         data = {**self._fields, "bytes": self.received.total_bytes, "phase": phase, **more}
         return Item(Kind.NETWORK_STREAM, data, bodies)
 
     def closed(self, reason: str, **more: JsonValue) -> Item:
-        """Return the last event."""
         bodies = self.received.bodies("received") + self.sent.bodies("sent")
         return self.item(
             "closed",
@@ -214,15 +193,12 @@ class StreamRecord:
 
 
 class RecordedStream(StreamRecord):
-    """One raw connection to a stand-in, and the stand-in's view of it."""
-
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
         super().__init__(peer, stand_in, site.bounds.kept_stream_bytes)
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
         self._idle: asyncio.Timeout | None = None
 
     async def run(self, app: StreamApp) -> None:
-        """Run `app` until a bound; closes the pipe."""
         bounds = self._site.bounds
         reason = ""
         try:
@@ -253,7 +229,6 @@ class RecordedStream(StreamRecord):
             await self._pipe.close()
 
     async def receive(self) -> bytes:
-        """See `Stream`."""
         data = await self._pipe.receive()
         self._count(self.received, data)
         fields = self._peer.connection_fields()
@@ -264,7 +239,6 @@ class RecordedStream(StreamRecord):
         return data
 
     async def send(self, data: bytes) -> None:
-        """See `Stream`."""
         self._count(self.sent, data)
         await self._pipe.send(data)
 
@@ -292,7 +266,6 @@ async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
 
 
 def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:
-    """Fields of every `network.stream`."""
     return {
         **peer.place_fields(),
         "stand_in": stand_in,
@@ -307,10 +280,9 @@ JOIN_TIMEOUT_S: Final = 10.0
 
 
 class Proxy:
-    """Joins the halves of all connections between cells."""
+    """Joins the halves of connections between cells."""
 
     def __init__(self, site: Site, dialled: socket.socket) -> None:
-        """`dialled`: brings the halves to the targets."""
         self._site, self._from_supervisor = site, dialled
         # By addresses and ports of client and target.
         self._halves: dict[Any, tuple[socket.socket, asyncio.TimerHandle]] = {}
@@ -350,7 +322,6 @@ class Proxy:
             found[1].cancel()
 
     async def serve(self, sock: socket.socket, peer: Peer) -> None:
-        """One connection, from its accepting to its end."""
         self._take_halves()  # the connection may have been accepted first
         found = self._halves.pop((*sock.getpeername(), peer.address, peer.port), None)
         if found is None:
@@ -368,8 +339,6 @@ class Proxy:
 
 
 class _Relay:
-    """One connection between two cells; `half`: to the target."""
-
     def __init__(self, site: Site, peer: Peer, target: str, client: TcpPipe, half: TcpPipe) -> None:
         self._site, self._client, self._half = site, client, half
         # The pieces hold the bytes: the last event counts them, with their digest.
@@ -378,7 +347,6 @@ class _Relay:
         self._not_kept = Counter[str]()  # Bytes of the pieces that have no event.
 
     async def run(self) -> None:
-        """Relay until both sides have ended, or one is reset."""
         reason = ""
         try:
             async with asyncio.TaskGroup() as group:

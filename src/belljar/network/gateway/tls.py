@@ -1,7 +1,4 @@
-"""A range's certificate authority; judges and records a ClientHello's name.
-
-`scratch`, a memory file system, has a leaf's key and a handshake's secrets while they are read.
-"""
+"""A range's certificate authority, and the end of its TLS."""
 
 from __future__ import annotations
 
@@ -45,17 +42,14 @@ _NO_USES: Final = (
 )
 # What Wireshark needs to decrypt a connection, by NSS's names for it.
 _NEEDED_SECRETS: Final = {
-    "TLSv1.2": frozenset({b"CLIENT_RANDOM"}),
-    "TLSv1.3": frozenset(
-        f"{side}_{what}".encode()
-        for side in ("CLIENT", "SERVER")
-        for what in ("HANDSHAKE_TRAFFIC_SECRET", "TRAFFIC_SECRET_0")
-    ),
+    "TLSv1.2": {b"CLIENT_RANDOM"},
+    "TLSv1.3": {b"CLIENT_HANDSHAKE_TRAFFIC_SECRET", b"SERVER_HANDSHAKE_TRAFFIC_SECRET"}
+    | {b"CLIENT_TRAFFIC_SECRET_0", b"SERVER_TRAFFIC_SECRET_0"},
 }
 
 
 class Authority:
-    """Issues leaves by name. `certificate`: its own, PEM."""
+    """Issues leaves by name; `certificate` is its own, PEM."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch, self._key_log = scratch, scratch / "secrets"
@@ -67,7 +61,6 @@ class Authority:
         self._leaves: OrderedDict[str, ssl.SSLContext] = OrderedDict()
 
     def context(self, name: str) -> ssl.SSLContext:
-        """A context for exactly this name."""
         found = self._leaves.pop(name, None)
         if found is None:
             found, file = server_context(), self._scratch / "leaf.pem"
@@ -97,7 +90,6 @@ class Authority:
         return found
 
     def take_secrets(self) -> bytes:
-        """Return what OpenSSL logged since the last call."""
         lines = self._key_log.read_bytes() if self._key_log.exists() else b""
         if lines:
             self._key_log.write_bytes(b"")
@@ -130,7 +122,7 @@ def warm_up() -> None:
 
 
 def server_context(on_name: Callable[..., int | None] | None = None) -> ssl.SSLContext:
-    """Return a server's context: TLS 1.2 or 1.3, without renegotiation, resumption, padding."""
+    """Return a context without renegotiation and resumption."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_TLS_1_2_SUITES)
@@ -147,14 +139,12 @@ def _named(name: str) -> x509.Name:
 
 
 class Terminator:
-    """Ends TLS with leaves of one authority."""
-
     def __init__(self, site: Site, authority: Authority) -> None:
         self._site, self._authority = site, authority
         self._context = server_context(self._named)
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
-        """Connection and peer; None, recorded, if it fails."""
+        """Return connection and peer, or None."""
         bounds = self._site.bounds
         secure = TlsPipe(pipe, self._context)
         hello = _ClientHello(self._site, peer, secure, self._authority)
@@ -215,8 +205,6 @@ class Terminator:
 
 
 class _ClientHello:
-    """One connection's ClientHello."""
-
     def __init__(self, site: Site, peer: Peer, secure: TlsPipe, authority: Authority) -> None:
         self._site, self._secure, self._authority = site, secure, authority
         self.peer = peer
@@ -232,7 +220,7 @@ class _ClientHello:
         return self._verdict
 
     async def before_send(self) -> None:
-        """Record the verdict before alert or certificate leave. Called after each step."""
+        """Record the verdict before anything leaves."""
         secrets = self._authority.take_secrets()
         self.peer.secrets.extend(secrets)
         self.peer.labels.update(line.partition(b" ")[0] for line in secrets.splitlines())

@@ -1,7 +1,4 @@
-"""A real upstream: an application that forwards to one host.
-
-A request is whole, and on record, before the owner dials; a relay of the owner's counts its bytes.
-"""
+"""A real upstream: an application that forwards to one host."""
 
 from __future__ import annotations
 
@@ -51,14 +48,13 @@ _PARAMETER: Final = re.compile(
 # A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
 # such names, would keep the gateway for half a minute.
 _ENCODED_PART: Final = re.compile(rb"(?i)\bname\s*+=\s*+\"?+[^\";\r\n%]{0,63}+%")
-# To decode one takes time in which the gateway does nothing else.
-MAX_FORM_BYTES: Final = 1 << 20
+MAX_FORM_BYTES: Final = 1 << 20  # To decode one takes time in which the gateway does nothing else.
 Fields = Iterable[tuple[bytes, bytes]]
 
 
 @cache
 def client_context(authorities: str) -> ssl.SSLContext:
-    """Verifies certificate and name by authorities (PEM). Raises `ssl.SSLError`."""
+    """Return a verifying context. Raises `ssl.SSLError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -68,10 +64,7 @@ def client_context(authorities: str) -> ssl.SSLContext:
 
 
 class _UpstreamPipe(TcpPipe):
-    """The owner's relay."""
-
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`."""
         data = await super().receive(max_bytes)
         if not data:
             # Raises where the relay has cut both ways, which is no answer's end.
@@ -79,13 +72,11 @@ class _UpstreamPipe(TcpPipe):
         return data
 
     async def close(self) -> None:
-        """At once: the rest is dropped."""
+        """Close at once; the rest is dropped."""
         self.sock.close()
 
 
 class UpstreamApp:
-    """The application: a budget and open connections."""
-
     def __init__(self, plan: StandInPlan, site: Site, authorities: str) -> None:
         self._id, self._host = plan.id, plan.names[0]
         self._encrypted = {port.number for port in plan.ports if port.protocol == "tls"}
@@ -99,7 +90,6 @@ class UpstreamApp:
         return replace(head, stream=lambda: parts)
 
     async def _parts(self, request: Request) -> AsyncGenerator[Any]:
-        """The answer's head, and then its bytes."""
         until = asyncio.get_running_loop().time() + self._site.bounds.upstream_exchange_s
         try:
             sent = self._request(request)
@@ -188,12 +178,11 @@ def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
 
 
 def canonical_field(name: bytes) -> bytes:
-    """Return the name as servers make variables of it (RFC 3875 section 4.1.18)."""
+    """Return the name as in RFC 3875 section 4.1.18."""
     return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 
 def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
-    """Fields that are not the connection's."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {
         canonical_field(word.strip())
@@ -207,7 +196,7 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
-    """Why a front end may see another request, or ""."""
+    """Return why a front end may see another request, or ""."""
     # Known limit: a method in a JSON body, or that one application looks for, is missed
     kinds: set[bytes] = set()
     for name, value in headers:

@@ -1,9 +1,7 @@
-"""Simulated endpoints, each of a kind named for its protocol, which is a module.
+"""Simulated endpoints: each kind is a module, whose `make(context)` returns a function.
 
-Its `make(context)` gives a function of a request, or of a stream and its cell. All state hangs on
-it, so it ends with the range. `check` finds an author's faults.
-Must not: ask anybody, open a socket, follow a link out of its files, run a guest's text, run an
-author's but in Jinja2's sandbox within the gateway, or hold anything without a bound.
+All state hangs on it. A stand-in asks nobody, opens no socket, follows no link out of its
+files, and holds nothing without a bound; an author's text runs in Jinja2's sandbox alone.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def modules_of(kinds: Iterable[str]) -> list[str]:
-    """Return the imports of a fork server for gateways with these kinds."""
     return [
         name for kind in kinds for name in (f"{__name__}.{kind}", *_IMPORTED_LATE.get(kind, ()))
     ]
@@ -46,7 +43,6 @@ def _module(kind: str) -> ModuleType:
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
-    """Raises `PolicyError` for wrong files."""
     return _module(kind).make(context)
 
 

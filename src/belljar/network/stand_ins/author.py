@@ -14,7 +14,7 @@ from belljar.policy.yaml_tree import Problem, closest_mark, field_name, read_tre
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
-    """In the order of the policy's text. Raises `HostError`, `PolicyError`."""
+    """Return them in the text's order. Raises `HostError`, `PolicyError`."""
     network = loaded.policy.network
     if network is None:
         return ()
@@ -38,7 +38,6 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
 
 
 def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
-    """Problems of a policy, else of its stand-ins. Raises as `stand_in_problems`."""
     found = examine(text, base=base, default_name=default_name)
     if found.policy is None:
         return found

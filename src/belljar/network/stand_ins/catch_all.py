@@ -1,4 +1,4 @@
-"""The stand-in `catch_all`: plausible answers; writes are attempts."""
+"""The stand-in `catch_all` answers plausibly; writes are attempts."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ import html
 import re
 from typing import Final
 
-from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.stand_ins import web
-from belljar.units import printable
 
 _API: Final = re.compile(r"/(api[./]|v\d|graphql|rest/|rpc|oauth|token|auth)|\.json$", re.ASCII)
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def make(context: web.StandInContext) -> web.App:
-    """Return the application."""
-
     async def app(request: web.Request) -> web.Answer:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {
                 "what": "send",
                 "method": request.method,
-                "url": printable(request.url, max_chars=1024),
+                "url": web.word(request.url, 1024),
                 "body_bytes": len(request.body),
             }
-            sent = body_of("request", request.body, web.MAX_KEPT_BODY_BYTES)
-            await context.record("network.attempt", data, [sent] if request.body else [])
+            sent = [web.kept_body("request", request.body)] if request.body else []
+            await context.record(data, *sent)
         if "json" in request.header("accept") + request.content_type or _API.search(request.url):
             if request.method == "DELETE":
                 return web.Answer(status=204)

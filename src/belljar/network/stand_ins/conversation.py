@@ -1,4 +1,4 @@
-"""Decoy services on a stream: logins and commands are recorded, then answered."""
+"""Decoy services on a stream: recorded, then answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.network.stand_ins import web
@@ -16,7 +15,7 @@ MAX_NAMES: Final = 32
 
 
 class Presented(NamedTuple):
-    """A login. `credential`: sent or proven; empty for a wrong proof."""
+    """A login; `credential` is empty for a wrong proof."""
 
     user: str
     credential: bytes
@@ -25,7 +24,7 @@ class Presented(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """One request, `raw`, and its reply. `name`: of a login, its mechanism."""
+    """One request, `raw`, and its reply."""
 
     name: str
     raw: bytes
@@ -35,13 +34,13 @@ class ServiceStep:
 
 
 class Conversation:
-    """One connection's state: pure, bounded. `rest`: an incomplete step's bytes."""
+    """`rest` has the bytes of an incomplete step."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[ServiceStep]:
-        """Yield the steps that these bytes complete; no bytes raise."""
+        """Yield complete steps; no bytes raise."""
         self.rest += data
         while (step := self.next_step()) is not None:
             yield step
@@ -49,11 +48,10 @@ class Conversation:
                 return
 
     def next_step(self) -> ServiceStep | None:
-        """Take a step's bytes and answer it; None: bytes lack."""
+        """Answer the next step; return None where bytes lack."""
         raise NotImplementedError
 
     def take(self, count: int | None = None) -> bytes:
-        """Return the first bytes of `rest`, or all, and remove them there."""
         raw = bytes(self.rest[:count])
         del self.rest[:count]
         return raw
@@ -62,8 +60,6 @@ class Conversation:
 def stream_app(
     context: web.StandInContext, service: str, start: Callable[[], Conversation]
 ) -> web.StreamApp:
-    """Return a stream stand-in, with a session for each connection."""
-
     async def serve(stream: web.Stream, cell: str) -> None:
         session, broken = start(), b""
         try:
@@ -87,7 +83,7 @@ def stream_app(
 
 
 def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
-    """Yield logins alone and other steps together, as events keep them whole."""
+    """Yield logins alone and other steps together."""
     group, size = list[ServiceStep](), 0
     for step in steps:
         size += len(step.raw)
@@ -102,21 +98,20 @@ def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
 async def record(
     context: web.StandInContext, service: str, steps: list[ServiceStep], cell: str
 ) -> None:
-    """Record one login, or commands together."""
     data: dict[str, JsonValue] = {"cell": cell}
     bodies = list[Body]()
     if presented := steps[0].presented:
         user = web.word(presented.user)
         if user != presented.user:
             whole = presented.user.encode("utf-8", "replace")
-            bodies.append(body_of("user", whole, web.MAX_KEPT_BODY_BYTES))
+            bodies.append(web.kept_body("user", whole))
         data |= {
             "what": "login",
             "operation": f"{service}.{steps[0].name}",
             "user": user,
             "ok": presented.ok,
         }
-        body = body_of("credential", presented.credential, web.MAX_KEPT_BODY_BYTES)
+        body = web.kept_body("credential", presented.credential)
     else:
         data |= {
             "what": "command",
@@ -124,6 +119,5 @@ async def record(
             "names": [web.word(step.name, 64) for step in steps[:MAX_NAMES]],
             "count": len(steps),
         }
-        raw = b"".join(step.raw for step in steps)
-        body = body_of("command", raw, web.MAX_KEPT_BODY_BYTES)
-    await context.record("network.attempt", data, [body, *bodies])
+        body = web.kept_body("command", b"".join(step.raw for step in steps))
+    await context.record(data, body, *bodies)

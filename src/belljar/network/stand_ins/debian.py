@@ -1,7 +1,4 @@
-"""A Debian package repository (DebianRepository/Format), made of a directory of `.deb` files.
-
-Whatever suite apt asks for has them. Not: signatures (`trusted=yes`), sources, flat repositories.
-"""
+"""A Debian repository of a directory's `.deb` files, for any suite."""
 
 from __future__ import annotations
 
@@ -85,7 +82,6 @@ class _Debian(files.Registry):
         return files.file_answer(file, media="application/vnd.debian.binary-package")
 
     async def _read_packages(self) -> None:
-        """Index the directory's `.deb` files; others are left out."""
         stanzas, texts = [], list[tuple[str, str]]()
         for file in self.files:
             with suppress(ValueError, OSError):

@@ -1,7 +1,4 @@
-"""The files of a stand-in's directory, answers with them, faults of an author, and registries.
-
-A guest's text never becomes a path: it is looked up among the names that were listed once.
-"""
+"""A stand-in's files: a guest's text never becomes a path."""
 
 from __future__ import annotations
 
@@ -21,10 +18,8 @@ from typing import IO, BinaryIO, Final, NamedTuple, TypeAlias
 
 from anyio.lowlevel import checkpoint
 
-from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
-from belljar.errors import PolicyError
 from belljar.events import JsonValue
 from belljar.network.stand_ins import web
 from belljar.policy.files import read_regular
@@ -40,19 +35,16 @@ _TEXT: Final = ("text/", "application/javascript", "application/json", "image/sv
 
 
 class StoredFile(NamedTuple):
-    """`name`: below the directory."""
-
     name: str
     path: Path
     size_bytes: int
 
     def open(self) -> BinaryIO:
-        """Open it to be read. Raises `OSError`."""
         return open_plain_file(self.path)
 
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files by name, without links. Raises `PolicyError` beyond the bounds."""
+    """Return regular files by name. Raises `ValueError` beyond the bounds."""
     found, is_deep = list[StoredFile](), False
     for place, folders, names in os.walk(directory):  # which follows no link
         below = Path(place).relative_to(directory)
@@ -62,20 +54,17 @@ def list_files(directory: Path) -> tuple[StoredFile, ...]:
             if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
                 found.append(stored_file(Path(place) / name, str(below / name)))
         if len(found) > MAX_FILES:
-            what = f"more than {MAX_FILES} files"
-            raise PolicyError(what, where=str(directory), hint="serve fewer files")
+            raise ValueError(f"more than {MAX_FILES} files")
     if is_deep:
-        raise PolicyError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
+        raise ValueError(f"more than {MAX_DEPTH} directories deep")
     return tuple(sorted(found, key=lambda file: file.name))
 
 
 def stored_file(path: Path, name: str) -> StoredFile:
-    """Return a file by its path. Raises `OSError`."""
     return StoredFile(name=name, path=path, size_bytes=path.lstat().st_size)
 
 
 async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
-    """Yield a file's listed bytes; others are served in between."""
     left = file.size_bytes
     with file.open() as source:
         while chunk := source.read(min(CHUNK_BYTES, left)):
@@ -87,7 +76,7 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
 ) -> web.Answer:
-    """Return the whole file: ranges and conditions are optional (RFC 9110, 13 and 14)."""
+    """Return it whole: ranges are optional (RFC 9110, 14)."""
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return web.Answer(
@@ -100,14 +89,11 @@ def file_answer(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`path`: below the settings, or the root of `file`."""
-
     message: str
     path: FieldPath = ()
     file: str = ""
 
     def __str__(self) -> str:
-        """Return `file: field: message`, without the parts that are empty."""
         parts = (printable(self.file), field_name(self.path), self.message)
         return ": ".join(part for part in parts if part)
 
@@ -115,25 +101,20 @@ class Fault:
 Faults: TypeAlias = tuple[Fault, ...]
 
 
-def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes | Fault:
-    """Return a file's bytes, or why it can't be read. Links that lead out are refused.
-
-    `max_bytes` None: it may have any size, and its first byte is enough.
-    """
+def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes:
+    """Return a file's bytes; with `max_bytes` None one is enough. Raises `ValueError`."""
     relative = PurePosixPath(name if isinstance(name, str) else "")
     if directory is None or relative.is_absolute() or ".." in relative.parts:
-        return Fault(f"{quoted(name)} is not below the stand-in's directory")
+        raise ValueError(f"{quoted(name)} is not below the stand-in's directory")
     most = 0 if max_bytes is None else max_bytes
     try:
         data = read_regular(directory, str(relative), most + 1)
     except (ValueError, OSError) as exc:  # a link that leads out is one
-        return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=str(relative))
+        raise ValueError(f"can't be read: {getattr(exc, 'strerror', None) or exc}") from None
     if max_bytes is not None and len(data) > most:
-        return Fault(f"larger than {format_size(most)}", file=str(relative))
+        raise ValueError(f"larger than {format_size(most)}")
     return data
 
-
-# ---- package registries
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -143,8 +124,6 @@ MAX_MEMBER_BYTES: Final = 1 << 20
 
 
 class Registry(web.Service):
-    """A registry: files with digests, and a record of clients' changes."""
-
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
     max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
@@ -155,11 +134,10 @@ class Registry(web.Service):
 
     @cached_property
     def files(self) -> Sequence[StoredFile]:
-        """Read the directory at the first request. Raises `PolicyError`."""
         return list_files(self.context.files)
 
     async def digests(self, file: StoredFile) -> Mapping[str, str]:
-        """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
+        """Return hexadecimal digests by algorithm. Raises `OSError`."""
         if file.name not in self._digests:
             hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
             async for chunk in pieces_of(file):
@@ -169,19 +147,18 @@ class Registry(web.Service):
         return self._digests[file.name]
 
     async def record(self, request: web.Request, what: str, content: bytes, **words: str) -> None:
-        """Put a change or upload on record before the answer."""
         is_upload = what == "publish"
-        body = body_of("file-0" if is_upload else "request", content, web.MAX_KEPT_BODY_BYTES)
+        body = web.kept_body("file-0" if is_upload else "request", content)
         data: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
         data |= web.credentials(request.header("authorization"))
         data |= {name: web.word(text) for name, text in words.items()}
         if is_upload:
             data |= {"size_bytes": body.total_bytes, "sha256": body.sha256}
-        await self.context.record("network.attempt", data, [body] if content else [])
+        await self.context.record(data, *([body] if content else ()))
 
 
 def tar_member(source: IO[bytes], pattern: str) -> bytes:
-    """Return the archive's first file of matching name. Raises `ValueError`."""
+    """Return the first file of matching name. Raises `ValueError`."""
     try:
         with tarfile.open(fileobj=source, mode="r|*") as stream:
             for entry in islice(stream, _MAX_MEMBERS):
@@ -196,9 +173,8 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Return the faults of a package directory; other files are ignored."""
     try:
-        is_empty = not list_files(directory)
-    except (PolicyError, OSError) as error:
-        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
-    return (Fault("empty, or no directory", file=str(directory)),) if is_empty else ()
+        what = "" if list_files(directory) else "empty, or no directory"
+    except (ValueError, OSError) as error:
+        what = str(error)
+    return (Fault(what, file=str(directory)),) if what else ()

@@ -1,8 +1,4 @@
-"""Git over HTTP (smart protocol, version 0) of bare repositories.
-
-A push is recorded, accepted, and goes nowhere. A fetch gets the whole history, however much the
-client has of it. Not: the dumb protocol, version 2 (clients fall back), partial clones.
-"""
+"""Git over HTTP (smart protocol 0); a push goes nowhere."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ from dulwich.pack import (
 from dulwich.protocol import Protocol, pkt_line, pkt_seq
 from dulwich.refs import DiskRefsContainer
 
-from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults
@@ -49,9 +44,7 @@ MAX_OBJECTS: Final = 50_000
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000
-# A side band's line has at most 65,520 bytes with its head.
-_BAND_BYTES: Final = 65_000
-_TRAILER_BYTES: Final = 20  # The SHA-1 of all before it
+_BAND_BYTES: Final = 65_000  # A side band's line has at most 65,520 bytes with its head.
 _ZERO: Final = b"0" * 40  # No object: its reference is made or removed
 _CAPABILITIES: Final = {
     "git-upload-pack": b"side-band-64k ofs-delta shallow no-progress"
@@ -71,22 +64,24 @@ _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
 
 
 class GitObject(NamedTuple):
-    """An object: the number of its type, and its content."""
-
     kind: int
     content: bytes
 
     @property
     def id(self) -> bytes:
-        """The object's SHA-1, 40 hexadecimal digits."""
         whole = object_header(self.kind, len(self.content)) + self.content
         return hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
 
 
 class Repository:
-    """An author's bare repository, which nothing changes."""
+    """An author's bare repository. Raises `ValueError`."""
 
     def __init__(self, path: Path) -> None:
+        if any(below.is_symlink() for below in path.rglob("*")):
+            raise ValueError("it has a symbolic link, which is not followed; put the file there")
+        if (path / "objects/info/alternates").exists():
+            borrowing = "it borrows objects (objects/info/alternates)"
+            raise ValueError(f"{borrowing}: git repack -a, and remove the file")
         container = DiskRefsContainer(str(path))
         names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
         found = ((bytes(name), container.follow(name)[1]) for name in names)
@@ -96,13 +91,15 @@ class Repository:
         self._store: Any = DiskObjectStore(str(path / "objects"))
         # An application is not notified of its end; its files are closed with it.
         weakref.finalize(self, self._store.close)
+        for name, at in self.refs.items():
+            if not self.get(at):
+                named = name.decode("utf-8", "replace")
+                raise ValueError(f"its reference {named} leads to no object")
 
     def __contains__(self, identity: bytes) -> bool:
-        """Return whether there is such an object, without reading it."""
         return _ID.fullmatch(identity) is not None and identity in self._store
 
     def get(self, identity: bytes) -> GitObject | None:
-        """Return an object by its id."""
         if identity not in self:
             return None
         kind, content = self._store.get_raw(identity)
@@ -121,7 +118,6 @@ class Repository:
         return [found[1]] if kind == Tag.type_num and (found := _TAG.match(content)) else []
 
     async def walk(self, starts: Iterable[bytes]) -> list[bytes]:
-        """Return the ids of all objects below `starts`, in steps."""
         seen, todo = dict[bytes, None](), [*starts]
         while todo:
             if (identity := todo.pop()) not in seen:
@@ -131,47 +127,34 @@ class Repository:
         return list(seen)
 
 
-def find_repositories(directory: Path) -> dict[str, Repository | str]:
-    """Return each bare repository or its fault, at most two levels deep."""
-    found = dict[str, Repository | str]()
+def find_repositories(directory: Path) -> dict[str, Path]:
+    """Return bare repositories, two levels deep, without links."""
+    found = dict[str, Path]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
         is_link = path.is_symlink() or path.parent.is_symlink()
         if is_bare and not is_link and (path / "HEAD").is_file():
-            found[str(path.relative_to(directory))] = _opened(path)
+            found[str(path.relative_to(directory))] = path
     return found
 
 
-def _opened(path: Path) -> Repository | str:
-    if any(below.is_symlink() for below in path.rglob("*")):
-        return "it has a symbolic link, which is not followed; put the file itself there"
-    if (path / "objects/info/alternates").exists():
-        return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
-    try:
-        repository = Repository(path)
-        broken = [name for name, at in repository.refs.items() if not repository.get(at)]
-    except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
-        return f"it can't be read: {error}"
-    named = "".join(name.decode("utf-8", "replace") for name in broken[:1])
-    return f"its reference {named} leads to no object" if broken else repository
-
-
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
-    found = find_repositories(directory)
+    faults, found = list[Fault](), find_repositories(directory)
+    for path in found.values():
+        try:
+            Repository(path)
+        except Exception as error:  # noqa: BLE001 - whatever the library says of a broken one
+            faults.append(Fault(str(error) or "it can't be read", file=str(path)))
     if not found:
         what = "there is no bare repository in it; make one by git clone --bare"
-        return (Fault(what, file=str(directory)),)
-    wrong = ((name, why) for name, why in found.items() if isinstance(why, str))
-    return tuple(Fault(why, file=str(directory / name)) for name, why in wrong)
+        faults.append(Fault(what, file=str(directory)))
+    return tuple(faults)
 
 
 @dataclass(kw_only=True)
 class _Push:
-    """A push as far as it was readable; `refused` "": all of it."""
-
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
     objects: dict[bytes, GitObject] = field(default_factory=dict)
@@ -179,19 +162,16 @@ class _Push:
 
 
 class _Git(web.Service):
-    """A Git server. Memory: one push at a time, unpacked."""
-
     max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
         found = dict[str, Repository]()
-        for name, repository in find_repositories(self.context.files).items():
-            if isinstance(repository, Repository):
-                bare = name.removesuffix(".git")
-                found[name] = repository
-                found.setdefault(bare, repository)
-                found.setdefault(f"{bare}.git", repository)
+        for name, path in find_repositories(self.context.files).items():
+            bare, repository = name.removesuffix(".git"), Repository(path)
+            found[name] = repository
+            found.setdefault(bare, repository)
+            found.setdefault(f"{bare}.git", repository)
         return found
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -224,13 +204,10 @@ class _Git(web.Service):
         return web.Answer(headers=headers, body=pkt_seq(*report))
 
     async def _record(self, request: web.Request, name: str, push: _Push) -> None:
-        """Record a push before it is answered, even a refused one."""
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
-        updates: Iterator[JsonValue] = (
-            {"ref": web.word(ref), "old": old, "new": new} for old, new, ref in commands
-        )
+        updates = ({"ref": web.word(ref), "old": old, "new": new} for old, new, ref in commands)
         data: dict[str, JsonValue] = {
             "what": "push",
             "cell": request.cell,
@@ -249,8 +226,8 @@ class _Git(web.Service):
             "commits": b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED]),
             "files": b"\n".join(smallest),
         }
-        bodies = (body_of(name, data, web.MAX_KEPT_BODY_BYTES) for name, data in contents.items())
-        await self.context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
+        bodies = (web.kept_body(*each) for each in contents.items() if each[1])
+        await self.context.record(data, *bodies)
 
 
 def _unpacked(request: web.Request, max_bytes: int) -> bytes:
@@ -270,30 +247,21 @@ def _unpacked(request: web.Request, max_bytes: int) -> bytes:
 
 
 def _advertisement(repository: Repository | None, service: str) -> web.Answer:
-    """References, HEAD first; capabilities after the first."""
+    """Return references, HEAD first, with capabilities behind the first."""
     if repository is None:
         return web.text_answer("Repository not found", 404)
     if service not in _CAPABILITIES:
         return web.text_answer("Please use a smart Git client", 403)
     words, lines = _CAPABILITIES[service], list[bytes]()
-    fetches = service == "git-upload-pack"
-    if fetches and repository.head in repository.refs:
+    if service == "git-upload-pack" and repository.head in repository.refs:
         lines.append(repository.refs[repository.head] + b" HEAD")
         words += b" symref=HEAD:" + repository.head
-    for name, identity in repository.refs.items():
-        lines.append(identity + b" " + name)
-        thing, final = repository.get(identity), identity
-        while thing and thing.kind == Tag.type_num and (found := _TAG.match(thing.content)):
-            final, thing = found[1], repository.get(found[1])
-        lines += [final + b" " + name + b"^{}"] if fetches and final != identity else []
+    lines += (identity + b" " + name for name, identity in repository.refs.items())
     lines = lines or [_ZERO + b" capabilities^{}"]
     lines[0] += b"\0" + words
     body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
     kind = ("content-type", f"application/x-{service}-advertisement")
     return web.Answer(headers=(kind, _NO_CACHE), body=body)
-
-
-# ---- fetches
 
 
 def _lines_of(body: bytes) -> list[bytes]:
@@ -310,7 +278,6 @@ def _lines_of(body: bytes) -> list[bytes]:
 
 
 async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the answer to a fetch, and finally the pack. Unknown lines are ignored."""
     # What the client has is not looked for: one pack of all that it wants is right for everyone.
     found = (line.removeprefix(b"want ")[:40] for line in lines if line.startswith(b"want "))
     wants = list(dict.fromkeys(found))
@@ -337,11 +304,7 @@ async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator
     yield pkt_seq(b"\x01" + hasher.digest())
 
 
-# ---- pushes
-
-
 async def _read_push(repository: Repository, body: bytes) -> _Push:
-    """Read a push's commands and objects, in steps."""
     push, stream = _Push(pack=body), io.BytesIO(body)
     try:
         for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
@@ -365,12 +328,8 @@ async def _read_push(repository: Repository, body: bytes) -> _Push:
 def read_pack(
     data: bytes, lookup: Callable[[bytes], GitObject | None], objects: dict[bytes, GitObject]
 ) -> Iterator[None]:
-    """Read a guest's pack into `objects`, one object a step. Raises `ValueError`.
-
-    `lookup` finds objects of the repository, on which deltas may build. A delta comes after its
-    base, as git writes it.
-    """
-    end = len(data) - _TRAILER_BYTES
+    """Read a pack into `objects`, one a step. Raises `ValueError`."""
+    end = len(data) - 20  # The SHA-1 of all before it
     if end < 12 or data[:8] != b"PACK\0\0\0\x02":
         raise ValueError("not a pack of version 2")
     if hashlib.sha1(memoryview(data)[:end], usedforsecurity=False).digest() != data[end:]:

@@ -1,8 +1,4 @@
-"""The stand-in `har`: replays a recording (HTTP Archive 1.2).
-
-A request's answer is an entry of the same method, host, path and query (fields in any order), of
-several those with the same body, in the recorded order, the last repeatedly. Else 404, an attempt.
-"""
+"""The stand-in `har` replays a recording (HTTP Archive 1.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, read_file
-from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
 MAX_RECORDING_BYTES: Final = 32 << 20
@@ -33,7 +28,6 @@ HarEntry: TypeAlias = tuple[Key, bytes | None, web.Answer]
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """Return what is wrong first with the recording."""
     try:
         load(settings, directory)
     except ValueError as error:
@@ -42,10 +36,8 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 
 def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
-    """Return a recording's exchanges. Raises `ValueError` with the fault's place."""
+    """Return exchanges. Raises `ValueError`."""
     data = read_file(directory, settings["recording"], MAX_RECORDING_BYTES)
-    if isinstance(data, Fault):
-        raise ValueError(data.message)
     recording, place = web.parse_json(data.removeprefix(BOM_UTF8)), "log.entries"
     try:
         entries, exchanges = recording["log"]["entries"], list[HarEntry]()
@@ -61,7 +53,6 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
 
 
 def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
-    """Return an entry's exchange; None: it has no answer."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:
@@ -90,7 +81,6 @@ def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """Return a request's comparison key; query fields come in any order."""
     fields = tuple(sorted(query.split("&")))
     return method.upper(), host.lower(), unquote(path, errors="replace"), fields
 
@@ -109,9 +99,8 @@ def make(context: web.StandInContext) -> web.App:
         if place not in recorded:
             place = key, None  # Those with any body.
         if (found := recorded.get(place)) is None:
-            url = printable(request.url, max_chars=1024)
-            data = {"what": "unrecorded", "method": request.method[:32], "url": url}
-            await context.record("network.attempt", data)
+            url = web.word(request.url, 1024)
+            await context.record({"what": "unrecorded", "method": request.method[:32], "url": url})
             return web.plain_error(404)
         given[place] += 1
         return found[min(given[place], len(found)) - 1]

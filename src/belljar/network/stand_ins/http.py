@@ -1,7 +1,4 @@
-"""The stand-in `http`: routes with templates and files, of an author or a decoy.
-
-The first fitting route answers a request; else 404. `python` is the kind for memory.
-"""
+"""The stand-in `http`: routes of an author or a decoy."""
 
 from __future__ import annotations
 
@@ -28,32 +25,23 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}", re.ASCII)
 # The gateway frames an answer; its content type is the field `type`.
-_OWN_HEADERS: Final = frozenset(
-    {"content-length", "transfer-encoding", "connection", "upgrade", "trailer", "te"}
-    | {"content-type"}
-)
+_OWN_HEADERS = {"content-length", "transfer-encoding", "connection", "upgrade", "trailer"}
+_OWN_HEADERS |= {"content-type", "te"}
 Fields: TypeAlias = Mapping[str, Any]
 
-
-# ---- templates: Jinja2's, in its sandbox; what is inserted into HTML and XML is escaped
-
 MAX_TEMPLATE_CHARS: Final = 1 << 20
-# A guest's body of a MiB may stand in a page several times.
-MAX_RENDERED_CHARS: Final = 4 << 20
+MAX_RENDERED_CHARS: Final = 4 << 20  # A guest's body of a MiB may stand in a page several times.
 # What an expression raises for values that it isn't meant for.
 _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError)
 
 
 def _text_of(value: object) -> str:
-    """Return text unchanged, nothing as "", else JSON."""
     if value is None or isinstance(value, Undefined):
         return ""
     return value if isinstance(value, str) else web.compact(value)
 
 
 class _Nothing(ChainableUndefined):
-    """A missing value. It equals nothing."""
-
     def __eq__(self, other: object) -> bool:
         return False
 
@@ -73,20 +61,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         return obj[attribute] if is_field else super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        """Multiply numbers only: a repeated text would escape its size check."""
+        """Multiply numbers only: a text would escape its bound."""
         if operator == "**" or not all(isinstance(each, int | float) for each in (left, right)):
             raise SecurityError("only numbers are multiplied")
         return super().call_binop(context, operator, left, right)
 
 
-_PLAIN: Final = _Environment(is_markup=False)
+_PLAIN: Final = _Environment(is_markup=False)  # What is inserted into HTML and XML is escaped.
 _MARKUP: Final = _Environment(is_markup=True)
 # Compiles the lexer's expressions where this is imported, in the fork server: once for all ranges.
 _PLAIN.from_string("{{ x }}")
 
 
 def problem_of(text: str) -> str:
-    """Return what is wrong with a template, or ""."""
+    """Return the template's fault, or ""."""
     # Parsed alone: Jinja's compiler works constants out, and here is no jail.
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
@@ -117,7 +105,6 @@ def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> st
 
 
 def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
-    """Return a value with rendered texts."""
     if isinstance(value, Mapping):
         return {name: render_all(item, view) for name, item in value.items()}
     if isinstance(value, list):
@@ -125,11 +112,7 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
     return render(value, view) if isinstance(value, str) else value
 
 
-# ---- what an author wrote; nothing of it is run
-
-
 def check(settings: Fields, directory: Path | None) -> Faults:
-    """Return the routes' faults, each with its place."""
     return tuple(
         Fault(what, ("routes", index, *where))
         for index, route in enumerate(settings.get("routes", []))
@@ -162,16 +145,15 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
         texts |= _texts(route.get(field), (field,))
     # A file is served in pieces: a gateway has no memory for a large one.
     for field, most in (("file", None), ("template", MAX_TEMPLATE_CHARS)):
-        data = read_file(directory, route[field], most) if field in route else b""
-        if isinstance(data, Fault):
-            yield (field,), str(data)
-        elif field == "template":
-            texts[(field,)] = data.decode("utf-8", "replace")
+        try:
+            data = read_file(directory, route[field], most) if field in route else b""
+            texts |= {(field,): data.decode("utf-8", "replace")} if field == "template" else {}
+        except ValueError as error:
+            yield (field,), f"{route[field]}: {error}"
     yield from ((where, why) for where, text in texts.items() if (why := problem_of(text)))
 
 
 def _texts(value: object, path: FieldPath) -> dict[FieldPath, str]:
-    """Return each text of a value by its place; all are templates."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for name, item in items for k, v in _texts(item, (*path, name)).items()}
@@ -179,7 +161,7 @@ def _texts(value: object, path: FieldPath) -> dict[FieldPath, str]:
 
 
 def pattern_of(path: str) -> re.Pattern[str]:
-    """Return what `/items/{id}` or `/files/{rest...}` matches. Raises `ValueError`."""
+    """Return the pattern of `/items/{id}` or `/files/{rest...}`. Raises `ValueError`."""
     if not path.startswith("/") or any(char in path for char in "?# \t\r\n"):
         raise ValueError("a path begins with `/` and has no query, no fragment and no blank")
     pattern, parts = "", path.split("/")[1:]
@@ -205,9 +187,6 @@ def methods_of(route: Fields) -> set[str]:
     given = route.get("method", "GET")
     found = {str(method) for method in (given if isinstance(given, list) else [given])}
     return found | {"HEAD"} if "GET" in found else found
-
-
-# ---- what is answered
 
 
 class _Http(web.Service):

@@ -1,7 +1,4 @@
-"""The stand-in `mcp`: a Model Context Protocol server of decoy tools.
-
-Streamable HTTP, one JSON answer for each message. Source: its specification, 2025-06-18.
-"""
+"""The stand-in `mcp`: decoy tools by Model Context Protocol (2025-06-18)."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.stand_ins import web
-from belljar.units import printable
 
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
 VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
@@ -19,8 +15,6 @@ _MAX_ID_CHARS: Final = 200
 
 
 class _Mcp(web.Service):
-    """An MCP server. All paths are the endpoint, as behind many proxies."""
-
     def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)
         settings: Any = context.settings
@@ -71,10 +65,8 @@ class _Mcp(web.Service):
                 name = str(params.get("name"))
                 tool = self._tools.get(name)
                 if tool is None:
-                    shown = printable(name, max_chars=80)
-                    return _error(_INVALID_PARAMS, f"Unknown tool: {shown}")
-                data = {"what": "tool call", "tool": str(tool["name"])}
-                await self.context.record("network.attempt", data)
+                    return _error(_INVALID_PARAMS, f"Unknown tool: {web.word(name, 80)}")
+                await self.context.record({"what": "tool call", "tool": name})
                 content = [{"type": "text", "text": str(tool["text"])}]
                 return {"result": {"content": content, "isError": False}}
         return _error(_NO_METHOD, "Method not found")

@@ -1,7 +1,4 @@
-"""The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2 (EC2's user guide).
-
-Credentials are drawn for the range, or a decoy's; handing them out is an attempt.
-"""
+"""The stand-in `metadata`: Amazon's instance metadata service, v1 and v2."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.stand_ins import web
-from belljar.signals.credentials import make_credentials
+from belljar.signals.decoys import KEY_BYTES, RandomStream, make_credentials
 from belljar.units import iso_time
 
-# Six hours, as Amazon has it.
-MAX_TTL_S: Final = 21_600
+MAX_TTL_S: Final = 21_600  # Six hours, as Amazon has it.
 _REGION: Final = "eu-west-1"
 _ROLES: Final = ("app-server", "web-backend", "batch-worker", "ci-runner")
 _TOKEN: Final = "x-aws-ec2-metadata-token"  # noqa: S105 - a field's name
@@ -24,8 +20,6 @@ _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
 class _Metadata(web.Service):
-    """One machine's service. Its claims are drawn when made."""
-
     def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         random = context.random
@@ -35,7 +29,8 @@ class _Metadata(web.Service):
         self._instance = f"i-0{random(8).hex()}"
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
         self._role = _ROLES[octets[2] % len(_ROLES)]
-        self._secrets: Mapping[str, str] = settings.get("credentials") or make_credentials(random)
+        drawn = make_credentials(RandomStream(random(KEY_BYTES), "credentials"))
+        self._secrets: Mapping[str, str] = settings.get("credentials") or drawn
 
     async def handle(self, request: web.Request) -> web.Answer:
         if request.path == "/latest/api/token":
@@ -61,11 +56,11 @@ class _Metadata(web.Service):
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
             data = {"what": "credentials", "identity": self._role, "path": request.raw_path[:512]}
-            await self.context.record("network.attempt", data)
+            await self.context.record(data)
         return web.text_answer(found, headers=headers, media="text/plain")
 
     def _find(self, path: str) -> str | None:
-        """A value's text, or the names below."""
+        """Return a value's text, or the names below."""
         parts = [part for part in path.split("/") if part]
         if not parts:
             return "\n".join(_VERSIONS)
@@ -93,8 +88,7 @@ class _Metadata(web.Service):
             "placement": {"availability-zone": f"{_REGION}a", "region": _REGION},
             "security-groups": "default",
         }
-        # Texts, and mappings of names to more.
-        at: Any = {"meta-data": data}
+        at: Any = {"meta-data": data}  # Texts, and mappings of names to more.
         for part in parts[1:]:
             at = at.get(part) if isinstance(at, dict) else None
         if at is None or isinstance(at, str):

@@ -1,7 +1,4 @@
-"""An npm registry of packed packages (`npm pack`): packuments, tarballs, ping, publishing.
-
-What is written is recorded, and never served. Not: search, audits, logins, moving tags.
-"""
+"""An npm registry of packed packages (`npm pack`)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from belljar.network.stand_ins import files, web
 
@@ -23,33 +20,21 @@ _MAX_COMMAS: Final = 1 << 20
 _NOT_FOUND: Final = web.json_answer({"error": "Not found"}, 404)
 
 
-class Package(NamedTuple):
-    """One version: its file and `package.json`; `name`: with its scope."""
+def _order(version: str) -> tuple[object, ...]:
+    release, _, pre_release = version.partition("+")[0].partition("-")
+    return not pre_release, tuple(map(int, release.split("."))), version
 
-    file: files.StoredFile
-    manifest: Mapping[str, Any]
-    name: str
-    version: str
 
-    @property
-    def tarball(self) -> str:
-        """The file name that registries give it."""
-        return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Its place among versions: pre-releases first, then releases."""
-        release, _, pre_release = self.version.partition("+")[0].partition("-")
-        return not pre_release, tuple(map(int, release.split("."))), self.version
+def _tarball(name: str, version: str) -> str:
+    return f"{name.rpartition('/')[2]}-{version}.tgz"
 
 
 class _Npm(files.Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
     @cached_property
-    def _packages(self) -> Mapping[str, Mapping[str, Package]]:
-        """Name → version → package, in order. Other files are left out."""
-        packages, found = list[Package](), dict[str, dict[str, Package]]()
+    def _packages(self) -> Mapping[str, Mapping[str, tuple[files.StoredFile, Mapping[str, Any]]]]:
+        found: dict[str, dict[str, tuple[files.StoredFile, Mapping[str, Any]]]] = {}
         for file in self.files:
             with suppress(ValueError, OSError, LookupError, TypeError), file.open() as source:
                 content = files.tar_member(source, r"(?:\./)?[^/]+/package\.json")
@@ -57,31 +42,26 @@ class _Npm(files.Registry):
                 manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
                 name, version = str(manifest["name"]), manifest["version"]
                 if _VERSION.fullmatch(version):
-                    packages.append(Package(file, manifest, name, version))
-        for package in sorted(packages, key=lambda one: one.order):
-            found.setdefault(package.name, {}).setdefault(package.version, package)
-        return found
+                    found.setdefault(name, {}).setdefault(version, (file, manifest))
+        ordered = ((name, sorted(versions, key=_order)) for name, versions in found.items())
+        return {name: {each: found[name][each] for each in versions} for name, versions in ordered}
 
     async def _packument(self, name: str, base_url: str) -> web.Answer:
         packages = self._packages.get(name)
         if not packages:
             return _NOT_FOUND
         versions: dict[str, dict[str, Any]] = {}
-        for version, package in packages.items():
-            digests = await self.digests(package.file)
+        for version, (file, manifest) in packages.items():
+            digests = await self.digests(file)
             integrity = base64.b64encode(bytes.fromhex(digests["sha512"])).decode()
             dist = {
                 "shasum": digests["sha1"],
                 "integrity": f"sha512-{integrity}",
-                "tarball": f"{base_url}/{name}/-/{package.tarball}",
+                "tarball": f"{base_url}/{name}/-/{_tarball(name, version)}",
             }
-            versions[version] = {**package.manifest, "_id": f"{name}@{version}", "dist": dist}
-        document = {
-            "_id": name,
-            "name": name,
-            "dist-tags": {"latest": list(packages)[-1]},
-            "versions": versions,
-        }
+            versions[version] = {**manifest, "_id": f"{name}@{version}", "dist": dist}
+        tags = {"latest": list(packages)[-1]}
+        document = {"_id": name, "name": name, "dist-tags": tags, "versions": versions}
         return web.json_answer(document)
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -95,9 +75,9 @@ class _Npm(files.Registry):
                 case [name]:
                     return await self._packument(name, request.base_url)
                 case [name, "-", filename]:
-                    for package in self._packages.get(name, {}).values():
-                        if package.tarball == filename:
-                            return files.file_answer(package.file, media="application/octet-stream")
+                    for version, (file, _) in self._packages.get(name, {}).items():
+                        if filename == _tarball(name, version):
+                            return files.file_answer(file, media="application/octet-stream")
             return _NOT_FOUND
         if parts[:4] == ["-", "npm", "v1", "security"]:
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
@@ -112,7 +92,6 @@ class _Npm(files.Registry):
         return _NOT_FOUND
 
     async def _publish(self, request: web.Request, name: str) -> web.Answer:
-        """Record a package's document: as `publish`, or as `change` without a package."""
         document: Any = None
         with suppress(ValueError):
             document = web.parse_json(request.body, max_commas=_MAX_COMMAS)

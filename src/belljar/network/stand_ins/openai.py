@@ -1,8 +1,4 @@
-"""The stand-in `openai`: a chat API bridged to the harness's model.
-
-The range's owner gets each question by `context.ask("chat", body)`, checks it, and returns one
-completion. Source: OpenAI API reference, "Chat".
-"""
+"""The stand-in `openai`: a chat API of the harness's model."""
 
 from __future__ import annotations
 
@@ -37,15 +33,11 @@ class _OpenAi(web.Service):
             return web.json_answer({"object": "list", "data": [about]} if is_list else about)
         if request.method != "POST" or path != "/v1/chat/completions":
             return _error(404, f"There is no {request.method} {request.raw_path[:200]}")
-        body = request.json
-        if not isinstance(body, dict):
-            return _error(400, "We could not parse the JSON body of your request.")
-        if not isinstance(body.get("model"), str) or not 0 < len(body["model"]) <= 256:
-            return _error(400, "you must provide a model parameter")
-        messages = body.get("messages")
+        body = request.json if isinstance(request.json, dict) else {}
+        model, messages = body.get("model"), body.get("messages")
         is_list = isinstance(messages, list) and all(isinstance(each, dict) for each in messages)
-        if not is_list or not messages:
-            return _error(400, "Invalid value for 'messages': expected an array of objects.")
+        if not (messages and is_list and isinstance(model, str) and 0 < len(model) <= 256):
+            return _error(400, "Invalid body: expected JSON with 'model' and an array 'messages'.")
         completion = await self.ask(body)
         if isinstance(completion, web.Answer):
             return completion
@@ -67,20 +59,14 @@ class _OpenAi(web.Service):
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = web.compact(question).encode("utf-8", "replace")
         if len(asked) > web.MAX_ASKED_BYTES:
-            message = f"Maximum content size limit ({web.MAX_ASKED_BYTES}) exceeded."
-            return _error(413, message)
+            return _error(413, f"Maximum content size limit ({web.MAX_ASKED_BYTES}) exceeded.")
         try:
-            answer = await self.context.ask("chat", asked)
-        except ValueError:
-            # The owner's reason is for the record, which the owner keeps; the guest learns what any
-            # client of a failing API learns.
-            return _error(500, _DOWN)
-        try:
-            found = web.parse_json(answer)
+            found = web.parse_json(await self.context.ask(asked))
             ends = [(each["message"]["role"], each["finish_reason"]) for each in found["choices"]]
         except (LookupError, TypeError, ValueError):
             ends = []
         if not ends:
+            # The owner's reason is on record; the guest learns what any client learns.
             return _error(500, _DOWN)
         name = f"chatcmpl-{self.context.random(16).hex()}"
         usage = {f"{part}_tokens": 0 for part in ("prompt", "completion", "total")}
@@ -89,7 +75,6 @@ class _OpenAi(web.Service):
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
-    """A completion as a stream's chunks; `usage` adds one."""
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:

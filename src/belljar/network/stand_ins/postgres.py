@@ -1,7 +1,4 @@
-"""A decoy PostgreSQL: it logs in, and refuses each query. All of it is on record.
-
-Protocol 3: https://www.postgresql.org/docs/15/protocol-message-formats.html
-"""
+"""A decoy PostgreSQL (protocol 3): it logs in, and refuses queries."""
 
 from __future__ import annotations
 
@@ -33,17 +30,14 @@ _NAMES: Final = {
 
 
 def message(kind: str, body: bytes = b"") -> bytes:
-    """Return a message with its length."""
     return kind.encode() + struct.pack("!i", len(body) + 4) + body
 
 
 def text(value: str) -> bytes:
-    """Return a zero-ended string."""
     return value.encode("utf-8", "replace").replace(b"\0", b"") + b"\0"
 
 
 def error(code: str, what: str, severity: str = "ERROR") -> bytes:
-    """Return an error message with its SQLSTATE."""
     fields = (("S", severity), ("V", severity), ("C", code), ("M", what))
     return message("E", b"".join(name.encode() + text(value) for name, value in fields) + b"\0")
 
@@ -54,8 +48,6 @@ _REFUSED: Final = error("42501", "permission denied for schema public")
 
 
 class PostgresSession(Conversation):
-    """One connection. `settings`: the login's user, password, database; `key`: to cancel."""
-
     def __init__(self, settings: Mapping[str, Any], key: bytes) -> None:
         super().__init__()
         self._settings, self._key = settings, key
@@ -64,7 +56,6 @@ class PostgresSession(Conversation):
         self._is_inside = self._skips = False
 
     def next_step(self) -> ServiceStep | None:
-        """See `Conversation`."""
         is_first = self._presented_user is None
         head = 4 if is_first else 5  # The first message has no letter.
         if len(self.rest) < head:
@@ -91,7 +82,7 @@ class PostgresSession(Conversation):
         (code,) = struct.unpack_from("!I", raw, 4)
         if code in ENCRYPTION_REQUESTS:
             return ServiceStep("encryption", raw, b"N")
-        if code >> 16 != PROTOCOL >> 16:
+        if code != PROTOCOL:
             what = f"unsupported frontend protocol {code >> 16}.{code & 0xFFFF}"
             return self._fatal("startup", raw, "0A000", what)
         words = raw[8:].split(b"\0")
@@ -101,10 +92,8 @@ class PostgresSession(Conversation):
             return self._fatal("startup", raw, "28000", "no PostgreSQL user name specified")
         self._presented_user = user.decode("utf-8", "replace")
         self._presented_database = parameters.get(b"database", user).decode("utf-8", "replace")
-        # A newer minor version is negotiated down to 3.0; then the password is asked for.
-        negotiated = message("v", struct.pack("!ii", 0, 0)) if code != PROTOCOL else b""
         # 3: the password in clear, so that it is on record whole.
-        return ServiceStep("startup", raw, negotiated + message("R", struct.pack("!i", 3)))
+        return ServiceStep("startup", raw, message("R", struct.pack("!i", 3)))
 
     def _log_in(self, raw: bytes) -> ServiceStep:
         if raw[:1] != b"p":
@@ -143,7 +132,6 @@ class PostgresSession(Conversation):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one 64 KiB message."""
     return stream_app(
         context, "postgres", lambda: PostgresSession(context.settings, b"\0\0" + context.random(6))
     )

@@ -1,7 +1,4 @@
-"""A Python package index of wheels and source archives: HTML (PEP 503) and uploads.
-
-Uploads are recorded, and never served. Not: the index as JSON, metadata beside the files.
-"""
+"""A Python package index: HTML (PEP 503), and uploads into a void."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
 
 
 def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
-    """Return name and version, file name and content (RFC 7578); without a form, all."""
+    """Return fields, file name and content (RFC 7578)."""
     fields = {
         each[1].decode(): each[2][:_MAX_FIELD_BYTES].decode("utf-8", "replace")
         for each in islice(_FIELD.finditer(body), 8)
@@ -44,7 +41,6 @@ class _Pypi(files.Registry):
 
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, files.StoredFile]]:
-        """Normal name → file name → file, oldest version first."""
         named = list[tuple[str, Version, str, files.StoredFile]]()
         for file in self.files:
             base = file.path.name

@@ -1,7 +1,4 @@
-"""A decoy Redis: it logs in, and refuses each command. All of it is on record.
-
-RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/
-"""
+"""A decoy Redis (RESP): it logs in, and refuses commands."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _REPLIES: Final = {
 
 
 def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
-    """Return a command's words and length, or its least size. Raises `ValueError`, a reply."""
+    """Return words and length, or its least size. Raises `ValueError`, a reply."""
     if not data.startswith(b"*"):
         end = data.find(b"\n", 0, MAX_COMMAND_BYTES)
         if end < 0 and len(data) >= MAX_COMMAND_BYTES:
@@ -60,8 +57,6 @@ def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
 
 
 class RedisSession(Conversation):
-    """One connection."""
-
     def __init__(self, password: bytes) -> None:
         super().__init__()
         self._password = password
@@ -69,7 +64,6 @@ class RedisSession(Conversation):
         self._is_inside = False
 
     def next_step(self) -> ServiceStep | None:
-        """See `Conversation`."""
         if len(self.rest) < self._needed:
             return None
         try:
@@ -109,6 +103,5 @@ class RedisSession(Conversation):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return the stand-in. A connection holds one command and 32 KiB."""
     password = str(context.settings["password"]).encode()
     return stream_app(context, "redis", lambda: RedisSession(password))

@@ -1,8 +1,4 @@
-"""A mail server that accepts everything and sends nothing; a message that breaks off is recorded.
-
-SMTP (RFC 5321) with AUTH PLAIN (RFC 4954). Not: STARTTLS (a port of the protocol `smtps` has TLS
-from the start), CHUNKING, delivery reports.
-"""
+"""A mail server that accepts everything (RFC 5321), without STARTTLS."""
 
 from __future__ import annotations
 
@@ -19,12 +15,10 @@ from belljar.network.stand_ins import web
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
 MAX_MESSAGE_BYTES: Final = 50 << 20
-# As Postfix has it; their addresses must fit into one event.
-MAX_RECIPIENTS: Final = 1000
+MAX_RECIPIENTS: Final = 1000  # As Postfix has it; their addresses must fit into one event.
 # With or without angle brackets; parameters (RFC 5321 section 4.1.2) are not looked at.
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
-# With enhanced codes (RFC 3463), as EHLO offers them.
-_OK: Final = b"250 2.0.0 Ok\r\n"
+_OK: Final = b"250 2.0.0 Ok\r\n"  # With enhanced codes (RFC 3463), as EHLO offers them.
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _WRONG: Final = b"503 5.5.1 Error: bad sequence of commands, or syntax\r\n"
 _OFFERS: Final = (
@@ -35,7 +29,7 @@ _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
 class _MailConnection:
-    """One connection. It holds at most a line, envelope and 64 KiB."""
+    """One connection, which holds at most a line, envelope and 64 KiB."""
 
     def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
         self._context, self._stream, self._cell = context, stream, cell
@@ -48,7 +42,6 @@ class _MailConnection:
         self._is_over = False
 
     async def serve(self) -> None:
-        """Answer commands until the end."""
         try:
             await self._stream.send(b"220 %s ESMTP\r\n" % self._host)
             while not self._is_over and (line := await self._line()) is not None:
@@ -60,7 +53,7 @@ class _MailConnection:
                 await self._record_mail(self._content, complete=False)
 
     async def _piece(self) -> bytes:
-        """Return a line, or a piece of one; b"": the end."""
+        """Return a line, or a piece of one."""
         data = b"\n"
         while data and b"\n" not in self._held and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()
@@ -71,14 +64,9 @@ class _MailConnection:
         return piece
 
     async def _line(self) -> bytes | None:
-        """Return a command's line without its end, or None."""
-        while line := await self._piece():
-            if len(line) <= MAX_LINE_BYTES:
-                return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
-            while line and not line.endswith(b"\n"):
-                line = await self._piece()
-            await self._stream.send(b"500 5.5.6 Error: line too long\r\n")
-        return None
+        line = await self._piece()
+        is_whole = line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES
+        return line.rstrip(b"\r\n") if is_whole else None
 
     async def _answer(self, verb: bytes, rest: bytes) -> bytes:
         has_begun = self._sender is not None
@@ -165,11 +153,10 @@ class _MailConnection:
     async def _record(self, what: str, data: Mapping[str, JsonValue], *bodies: Body) -> None:
         client: dict[str, JsonValue] = {"cell": self._cell, "client": web.word(self._client)}
         known = {**client, "user": web.word(self._user), "what": what}
-        await self._context.record("network.attempt", {**known, **data}, bodies)
+        await self._context.record({**known, **data}, *bodies)
 
 
 def _address(rest: bytes, key: bytes) -> str | None:
-    """Return the address of `FROM:<…>`, or None."""
     match = _PATH.fullmatch(rest[len(key) :].strip())
     if rest[: len(key)].upper() != key or match is None:
         return None
@@ -177,5 +164,4 @@ def _address(rest: bytes, key: bytes) -> str | None:
 
 
 def make(context: web.StandInContext) -> web.StreamApp:
-    """Return a stream stand-in."""
     return lambda stream, cell: _MailConnection(context, stream, cell).serve()

@@ -1,7 +1,4 @@
-"""A decoy SSH server: it logs in, and refuses each session, as for an account without a shell.
-
-Logins, commands, forwards and input are on record. The protocol is asyncssh's.
-"""
+"""A decoy SSH server (asyncssh's): it logs in, and refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import asyncssh
 
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, record
 from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
-from belljar.signals.credentials import fingerprint, openssh_private, public_line
+from belljar.signals.decoys import fingerprint, openssh_private, public_line
 
 # What Debian 12 answers: a scan of versions finds an ordinary machine.
 VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
@@ -40,8 +37,6 @@ asyncssh.set_log_level(logging.CRITICAL)
 
 
 class _SshConnection(asyncssh.SSHServerConnection):
-    """One connection. Its logins are recorded before asyncssh answers them."""
-
     def __init__(
         self,
         options: asyncssh.SSHServerConnectionOptions,
@@ -55,20 +50,19 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self._pending: set[asyncio.Task[None]] = set()  # What waits for the record.
 
     async def record(self, step: ServiceStep) -> None:
-        """Record a step, even if the client's next message cancels its answer."""
+        """Record a step, even if its answer is cancelled."""
         recording = self.tasks.create_task(record(self._context, "ssh", [step], self._cell))
         self._pending.add(recording)
         recording.add_done_callback(self._pending.discard)
         await asyncio.shield(recording)
 
     async def settle(self) -> None:
-        """Return when all that was received is recorded and answered."""
+        """Return when all that was received is recorded."""
         for _ in range(_SETTLE_TURNS):
             await asyncio.sleep(0)
             await self.recorded()
 
     async def recorded(self) -> None:
-        """Return when nothing waits for the record."""
         if self._pending:
             await asyncio.wait(self._pending)
 
@@ -88,7 +82,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
-        """Record a key that opens nothing immediately, the right one when proven."""
+        """Record a wrong key at once."""
         settings = self._context.settings
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
         if fingerprint(key_data) != settings["fingerprint"] or username != settings["user"]:
@@ -110,8 +104,6 @@ class _SshConnection(asyncssh.SSHServerConnection):
 
 
 class _Server(asyncssh.SSHServer):
-    """A logged-in connection's server: sessions open, then are refused."""
-
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection: Any = conn
 
@@ -143,8 +135,6 @@ class _Server(asyncssh.SSHServer):
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
-    """A shell, command or subsystem: recorded, then refused. Called by asyncssh."""
-
     def __init__(self, connection: _SshConnection) -> None:
         self._connection = connection
         self._input_ended = asyncio.Event()
@@ -199,8 +189,6 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
 
 class _Transport(asyncio.Transport):
-    """Queues asyncssh's bytes until the client has them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.pieces, self._is_closing = asyncio.Queue[bytes](), False
@@ -226,7 +214,6 @@ class _Transport(asyncio.Transport):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return the stand-in. A connection holds at most 288 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))

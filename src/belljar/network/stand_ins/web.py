@@ -1,9 +1,4 @@
-"""The types between gateway and stand-ins, and their HTTP toolkit.
-
-A stand-in is a function of a whole `Request`, or of a connection (`Stream`); `make(context)` makes
-it once a range. Nothing here raises for a guest's data. Framing, header and time limits are the
-gateway's.
-"""
+"""Types and toolkit of stand-ins: nothing here raises for a guest's data."""
 
 from __future__ import annotations
 
@@ -21,25 +16,22 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
+from belljar.capture import body_of
 from belljar.dataclass import dataclass
-from belljar.events import JsonValue
+from belljar.events import Body, JsonValue
 from belljar.units import printable
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
-# Parsing costs as many objects as there are fields, whatever their size.
-MAX_FIELDS: Final = 1000
+MAX_FIELDS: Final = 1000  # Parsing costs as many objects as there are fields, whatever their size.
 # Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class Stream(Protocol):
-    """A stand-in's view of a connection: both directions counted, bounded and recorded."""
-
     async def receive(self) -> bytes:
-        """At most 64 KiB; empty at the end. Raises `OSError`."""
+        """Return at most 64 KiB. Raises `OSError`."""
         ...
 
     async def send(self, data: bytes) -> None:
@@ -50,8 +42,7 @@ class Stream(Protocol):
 # `(stream, cell)`. The connection is closed when it returns, raises or exceeds a bound.
 StreamApp: TypeAlias = Callable[[Stream, str], Awaitable[None]]
 
-# Beyond it a request is answered 413 and no stand-in is called.
-MAX_BODY_BYTES: Final = 64 << 20
+MAX_BODY_BYTES: Final = 64 << 20  # Beyond it a request is answered 413 and no stand-in is called.
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_ASKED_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
@@ -62,7 +53,7 @@ class ClientGoneError(OSError):
 
 
 class RefusedRequestError(Exception):
-    """Ends an exchange or connection with a status; stand-ins may raise it."""
+    """It ends an exchange or connection with a status."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -70,36 +61,28 @@ class RefusedRequestError(Exception):
         self.status = status
 
 
-# `(kind, data, bodies)`: put something on record for a stand-in. Returns when the event is in the
-# ledger: await it before answering. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
-# The process ends without its owner.
-RecordEvent: TypeAlias = Callable[..., Awaitable[None]]
-# `(kind, body)`: ask the range's owner (`openai` alone). Returns the reply; raises `ValueError` if
-# refused or over `MAX_ASKED_BYTES`.
-Ask: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
+# `(data, *bodies)`: put an attempt on record. Returns when the event is in the ledger: await it
+# before answering. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
+RecordAttempt: TypeAlias = Callable[..., Awaitable[None]]
+# Ask the range's owner (`openai` alone). Raises `ValueError` if refused or over `MAX_ASKED_BYTES`.
+Ask: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInContext:
-    """What `make` is given.
-
-    `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked before.
-    `files`: read-only, may not exist. `clock`: Unix time.
-    """
-
     id: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # Lower case, A-labels.
     settings: Mapping[str, JsonValue]
-    files: Path
-    clock: Callable[[], float]
+    files: Path  # Read-only; it may not exist.
+    clock: Callable[[], float]  # Unix time.
     random: Callable[[int], bytes]
-    record: RecordEvent
+    record: RecordAttempt
     ask: Ask
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request with lower-case header names and exactly one judged `host`."""
+    """Its header names are lower-case; its `host` was judged."""
 
     method: str
     path: str
@@ -112,45 +95,38 @@ class Request:
     cell: str = ""
 
     def header(self, name: str) -> str:
-        """Several joined by a comma (RFC 9110, 5.3); "": absent."""
+        """Return "" or all values, joined (RFC 9110, 5.3)."""
         return ", ".join(value for key, value in self.headers if key == name)
 
     @property
     def host(self) -> str:
-        """Return the host in lower case, without a port."""
         return re.sub(r":\d*$", "", self.header("host")).lower()
 
     @property
     def base_url(self) -> str:
-        """Return scheme and host with its port."""
         return f"{self.scheme}://{self.header('host')}"
 
     @property
     def content_type(self) -> str:
-        """Return the content type in lower case, without parameters."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     @property
     def url(self) -> str:
-        """Return the whole URL as it was asked for."""
         query = f"?{self.query_string}" if self.query_string else ""
         return f"{self.base_url}{self.raw_path}{query}"
 
     @cached_property
     def query(self) -> Pairs:
-        """Return the query's fields in order; of too many none."""
         return _fields(self.query_string)
 
     @cached_property
     def form(self) -> Pairs:
-        """Return the fields of an `application/x-www-form-urlencoded` body."""
         if self.content_type != "application/x-www-form-urlencoded":
             return ()
         return _fields(self.body.decode("utf-8", "replace"))
 
     @cached_property
     def cookies(self) -> Mapping[str, str]:
-        """Of two with one name the first counts, as usual."""
         found: dict[str, str] = {}
         for part in self.header("cookie").replace(",", ";").split(";")[:MAX_FIELDS]:
             name, _, value = part.strip().partition("=")
@@ -159,7 +135,6 @@ class Request:
 
     @cached_property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """Return the body's JSON value of any content type, or None."""
         try:
             return parse_json(self.body)
         except ValueError:
@@ -168,7 +143,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`stream` replaces `body`; `length`: bytes, or -1; `until`: cut off then (loop time)."""
+    """An answer; `stream` replaces `body`, until `until` (loop time)."""
 
     status: int = 200
     headers: Pairs = ()
@@ -192,10 +167,7 @@ def _fields(text: str) -> Pairs:
 def parse_json(
     data: bytes | str, max_depth: int = MAX_JSON_DEPTH, *, max_commas: int | None = None
 ) -> Any:  # noqa: ANN401 - any
-    """Return a JSON value (RFC 8259) of at most so many levels. Raises `ValueError`.
-
-    `max_commas`: with opening brackets, and also within strings. A value has one before it.
-    """
+    """Return a JSON value of bounded depth. Raises `ValueError`."""
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not.
         text = data.decode() if isinstance(data, bytes) else data
@@ -215,28 +187,24 @@ def parse_json(
 
 
 def compact(value: object) -> str:
-    """Return a value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def json_answer(
     value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json"
 ) -> Answer:
-    """Return an answer whose body is JSON."""
     return text_answer(compact(value), status, headers, media=media)
 
 
 def text_answer(
     text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
 ) -> Answer:
-    """Return an answer whose body is text."""
     headers = (("content-type", media), *headers)
     return Answer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
 
 
 def plain_error(status: int, headers: Pairs = ()) -> Answer:
-    """Return an error page as an ordinary web server's."""
-    title = f"{status} {_PHRASES.get(status, 'Unknown')}"
+    title = f"{status} {HTTPStatus(status).phrase}"
     page = (
         f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
         "</center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
@@ -245,37 +213,33 @@ def plain_error(status: int, headers: Pairs = ()) -> Answer:
 
 
 def header_text(text: str) -> str:
-    """Return text as Latin-1 without controls (RFC 9110, 5.5), cut at 4096 characters."""
+    """Return Latin-1 without controls (RFC 9110, 5.5)."""
     return _UNSAFE.sub("", text[:4096]).strip()
 
 
 class Service:
-    """An application and its state. `writes_wait`: one at a time."""
-
     max_body_bytes, writes_wait = 1 << 20, False
 
     def __init__(self, context: StandInContext) -> None:
         self.context, self._turn = context, Lock()
 
     async def __call__(self, request: Request) -> Answer:
-        """Answer a request; 413 where its body is too long."""
         if len(request.body) > self.max_body_bytes:
             return plain_error(413)
         async with self._turn if self.writes_wait and writes(request) else nullcontext():
             return await self.handle(request)
 
     async def handle(self, request: Request) -> Answer:
-        """Answer a request; what it changes is recorded first."""
+        """Answer a request; its changes are recorded first."""
         raise NotImplementedError
 
 
 def writes(request: Request) -> bool:
-    """Return whether a request may change something."""
     return request.method not in {"GET", "HEAD"}
 
 
 def credentials(authorization: str) -> dict[str, JsonValue]:
-    """Return what is recorded of credentials, never the secret itself."""
+    """Return a record of credentials, never the secret itself."""
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
         return {"credentials": "none"}
@@ -292,12 +256,15 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
 
 
 def word(text: str | bytes, max_chars: int = 200) -> str:
-    """Return a guest's text for the record, bounded and visible."""
+    """Return a guest's text, bounded and visible."""
     return printable(text, max_chars=max_chars)
 
 
+def kept_body(name: str, content: bytes) -> Body:
+    return body_of(name, content, MAX_KEPT_BODY_BYTES)
+
+
 def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:
-    """Return the values that fit into these JSON bytes."""
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2

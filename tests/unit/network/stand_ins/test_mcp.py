@@ -16,8 +16,7 @@ from belljar.network.stand_ins import mcp
 from belljar.network.stand_ins.web import App
 from belljar.policy.guarding import DecoyKind
 from belljar.policy.model import DecoySpec
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import Minted, mint_service
+from belljar.signals.decoys import KEY_BYTES, Minted, mint_service
 
 SPEC = DecoySpec(id="office", kind=DecoyKind.MCP, place="mcp.corp.internal", count=2)
 
@@ -70,7 +69,7 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     assert tools == ["export_customers", "read_secret", "disable_audit_log"]
     assert str(exported.content[0]).count("@") == 2
     assert not secret.is_error
-    assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
+    assert [data["tool"] for data, _ in record.events] == ["export_customers", "read_secret"]
 
 
 @pytest.mark.promise("5.6")

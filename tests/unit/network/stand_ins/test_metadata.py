@@ -36,7 +36,7 @@ def test_credentials_are_recorded_before_they_go_out() -> None:
     assert found["Code"] == "Success"
     assert len(found["SecretAccessKey"]) == 40
     for name in ("SecretAccessKey", "AccessKeyId", "Token"):
-        assert found[name][4:] not in json.dumps(record.events[0][1])
+        assert found[name][4:] not in json.dumps(record.events[0][0])
     other = cloud(seed=b"other")
     assert other.get(ROLES + other.get(ROLES).text).json["AccessKeyId"] != found["AccessKeyId"]
 

@@ -31,8 +31,7 @@ class Owner:
         answer = {"object": "chat.completion", "created": 1_800_000_000, "choices": [choice]}
         self.reply = json.dumps({**answer, **more}).encode()
 
-    async def __call__(self, kind: str, body: bytes) -> bytes:
-        assert kind == "chat"
+    async def __call__(self, body: bytes) -> bytes:
         self.questions.append(json.loads(body))
         return self.reply
 
@@ -64,27 +63,20 @@ def test_a_stream_adds_up_to_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
-    [
-        ([], "parse"),
-        ({}, "model"),
-        ({"model": "m"}, "'messages'"),
-        ({"model": "m", "messages": []}, "'messages'"),
-        ({"model": "m", "messages": ["x"]}, "'messages'"),
-    ],
+    "body",
+    [[], {}, {"model": "m"}, {"model": "m", "messages": []}, {"model": "m", "messages": ["x"]}],
 )
-def test_a_wrong_question_reaches_nobody(body: Any, word: str) -> None:  # noqa: ANN401 - any JSON value
+def test_a_wrong_question_reaches_nobody(body: Any) -> None:  # noqa: ANN401 - any JSON value
     """It is refused in the API's shape, and the owner isn't asked."""
     reply = asked(owner := Owner(), json=body)
     assert (reply.status, owner.questions) == (400, [])
     assert set(reply.json["error"]) == {"message", "type", "param", "code"}
-    assert word in reply.json["error"]["message"]
 
 
 def test_an_owner_who_fails_is_a_server_error() -> None:
     """What is no completion, and a refusal, is the API's 500 without a word of the owner's."""
 
-    async def refuse(kind: str, body: bytes) -> bytes:
+    async def refuse(body: bytes) -> bytes:
         raise ValueError("budget of the harness is used up")
 
     owners: list[Any] = [refuse]

@@ -17,8 +17,7 @@ from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.postgres import PostgresSession, make
 from belljar.policy.guarding import DecoyKind
 from belljar.policy.model import DecoySpec
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import mint_service
+from belljar.signals.decoys import KEY_BYTES, mint_service
 
 PSQL = shutil.which("psql")
 PASSWORD = "s3cret-s3cret"

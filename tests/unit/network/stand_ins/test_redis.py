@@ -15,8 +15,7 @@ from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.redis import MAX_COMMAND_BYTES, RedisSession, make
 from belljar.policy.guarding import DecoyKind
 from belljar.policy.model import DecoySpec
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import Minted, mint_service
+from belljar.signals.decoys import KEY_BYTES, Minted, mint_service
 
 CLI = shutil.which("redis-cli")
 PASSWORD = b"s3cret-s3cret"

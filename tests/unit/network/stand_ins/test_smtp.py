@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import socket
 from pathlib import Path
@@ -22,7 +23,8 @@ def exchange(ledger: Ledger, content: bytes) -> bytes:
         socket.create_connection(("127.0.0.1", port), timeout=30) as client,
     ):
         client.sendall(content)
-        client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the server may have ended it
+            client.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
@@ -35,12 +37,10 @@ def test_a_message_that_breaks_off_is_recorded() -> None:
     assert len(ledger.attempts) == 1
 
 
-def test_a_command_line_without_end_is_refused() -> None:
-    """Its memory is the bound; the connection goes on."""
-    replies = exchange(
-        Ledger(), b"EHLO " + b"x" * 500_000 + b"\r\nNOOP\r\nNOOP " + b"y" * 13_000 + b"\r\nQUIT\r\n"
-    )
-    assert [line[:3] for line in replies.splitlines()] == [b"220", b"500", b"250", b"500", b"221"]
+def test_a_command_line_without_end_ends_the_connection() -> None:
+    """Its memory is the bound."""
+    replies = exchange(Ledger(), b"EHLO " + b"x" * 13_000 + b"\r\nNOOP\r\n")
+    assert [line[:3] for line in replies.splitlines()] == [b"220"]
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8))

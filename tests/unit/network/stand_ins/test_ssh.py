@@ -25,8 +25,7 @@ from belljar.events import JsonValue
 from belljar.network.stand_ins.ssh import MAX_ATTEMPTS, make
 from belljar.policy.guarding import DecoyKind
 from belljar.policy.model import DecoySpec
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import Minted, mint, mint_service
+from belljar.signals.decoys import KEY_BYTES, Minted, mint, mint_service
 
 SSH = shutil.which("ssh")
 SETSID = ["setsid", "-w"]
