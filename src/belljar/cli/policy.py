@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -59,24 +59,19 @@ def check_file(file: Path, *, as_json: bool) -> int:
     from belljar.network.stand_ins.author import examine_all
     from belljar.policy.load import read_policy_file, refusal
 
-    policy, problems = None, list[dict[str, Any]]()
-    try:
-        text, base = read_policy_file(file), file.parent.absolute()
-        policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
-        if not as_json and (policy is None or found):
-            raise refusal(found, str(file), hint="")
-        for each in found:
-            place = {"line": each.mark.line, "column": each.mark.column, "field": each.field}
-            problems.append({**place, "message": each.message})
-    except PolicyError as error:
-        if not as_json:
-            raise
-        problems = [{"line": None, "column": None, "field": "", "message": error.what}]
-    if as_json or policy is None:
-        shown = policy.to_json() if policy is not None and not problems else None
-        ok = shown is not None
+    text, base = read_policy_file(file), file.parent.absolute()
+    policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
+    ok = policy is not None and not found
+    if as_json:
+        shown = policy.to_json() if policy is not None and ok else None
+        problems = [
+            {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
+            for p in found
+        ]
         console.print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
         return 0 if ok else PolicyError.exit_code
+    if policy is None or found:
+        raise refusal(found, str(file), hint="")
     click.echo(f"{printable(str(file))}: valid, risk {policy.risk}, image {policy.image}")
     if policy.network is not None and policy.network.upstreams:
         real = ", ".join(upstream.host for upstream in policy.network.upstreams)
@@ -191,28 +186,26 @@ def check(
       belljar check compose.yaml
     """
     from belljar.harness import preview
-    from belljar.harness.operator import Operator
+    from belljar.harness.options import RunRequest
 
     kind, home = preview.kind_of(target), belljar_home()
     if kind == "policy" and policy:
         raise console.MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:
         raise console.MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
+    request = RunRequest(
+        inspect_args=[target, *inspect_args],
+        policy=policy,
+        tier=tier or "",
+        allow_upstreams=allow_upstreams,
+    )
     if kind in {"compose", "policy"}:
         check_file = preview.check_policy if kind == "policy" else preview.check_compose
-        operator = Operator(run_policy=policy, tier=tier or "", allow_upstreams=allow_upstreams)
-        previews = check_file(target, operator)
+        previews = check_file(target, request.operator())
     else:
         with reported_if_slow(LOADING):
             from belljar.harness.evaluate import load_only
-            from belljar.harness.options import RunRequest
 
-            request = RunRequest(
-                inspect_args=[target, *inspect_args],
-                policy=policy,
-                tier=tier or "",
-                allow_upstreams=allow_upstreams,
-            )
             previews = load_only(request)[-1]
     found = preview.outlooks(
         previews,
