@@ -36,7 +36,6 @@ _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN",
 _END_WITHIN_S: Final = 5
 # Of browsers, each as long as it shows the page: so many fit into a usual limit of descriptors.
 _MAX_CONNECTIONS: Final = 500
-_FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
 _INTERVAL_S: Final = 1.0
 
 
@@ -327,10 +326,6 @@ def watch() -> None:
 
     with Feed(belljar_home()) as feed:
         if not sys.stdout.isatty():
-            # A share of processor time takes two looks: this is the first.
-            feed.look()
-            feed.state()
-            time.sleep(_FIRST_LOOK_S)
             feed.look()
             Console(width=500).print(_table(feed))  # no column is cut
             return
