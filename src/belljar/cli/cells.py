@@ -287,25 +287,19 @@ def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
 
 @contextmanager
 def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
-    bound = socket.socket(socket.AF_INET if unix_path is None else socket.AF_UNIX)
+    address = ("127.0.0.1", port) if unix_path is None else str(unix_path)
+    family = socket.AF_INET if unix_path is None else socket.AF_UNIX
+    before = os.umask(0o177)  # a later chmod of a path would let others connect before it
+    try:
+        # It listens before its address is printed, which can be opened at once.
+        bound = socket.create_server(address, family=family, backlog=128)
+    except OSError as error:
+        what = f"can't listen: {error.strerror}"
+        hint = "is another `belljar serve` running? A killed one's socket can be removed"
+        raise HostError(what, where=str(unix_path or port), hint=hint) from error
+    finally:
+        os.umask(before)
     with bound:
-        try:
-            if unix_path is None:
-                # Else a restarted server would wait for old connections (socket(7)).
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                bound.bind(("127.0.0.1", port))
-            else:
-                # A later chmod would let others connect before it.
-                before = os.umask(0o177)
-                try:
-                    bound.bind(str(unix_path))
-                finally:
-                    os.umask(before)
-            bound.listen(128)  # before the address is printed: it can be opened at once
-        except OSError as error:
-            what = f"can't listen: {error.strerror}"
-            hint = "is another `belljar serve` running? A killed one's socket can be removed"
-            raise HostError(what, where=str(unix_path or port), hint=hint) from error
         try:
             yield bound
         finally:
