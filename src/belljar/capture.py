@@ -9,16 +9,11 @@ from belljar.events import Body
 
 Keep: TypeAlias = Literal["head", "tail"]
 
-# How much of one stream or file the ledger keeps. What is beyond it is hashed and counted, not
-# stored.
-MAX_CAPTURED_BYTES: Final = 4 << 20
+MAX_CAPTURED_BYTES: Final = 4 << 20  # Of a stream or file, in the ledger.
 
 
 class Capture:
-    """Takes a stream and keeps its first or last `max_kept_bytes` bytes.
-
-    With `keep="tail"` it holds at most twice that and a chunk. Without `hashed`: no digest.
-    """
+    """Keeps a stream's first or last `max_kept_bytes`; `keep="tail"` holds twice that."""
 
     def __init__(
         self,
@@ -36,7 +31,6 @@ class Capture:
         self._digest = hashlib.sha256() if hashed else None
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes of the stream."""
         self.total_bytes += len(chunk)
         if self._digest is not None:
             self._digest.update(chunk)
@@ -49,24 +43,21 @@ class Capture:
 
     @property
     def kept(self) -> bytes:
-        """What is kept so far."""
         self._trim()
         return bytes(self._held)
 
     @property
     def dropped_bytes(self) -> int:
-        """How many bytes are not kept."""
         return self.total_bytes - min(self.total_bytes, self._max_kept_bytes)
 
     @property
     def sha256(self) -> str:
-        """The whole's digest, hexadecimal. Raises `ValueError` if unhashed."""
+        """Return the whole stream's digest. Raise `ValueError` if it was not hashed."""
         if self._digest is None:
             raise ValueError("this capture has no digest")
         return self._digest.hexdigest()
 
     def body(self, name: str = "") -> Body:
-        """The kept part so far as an event's body."""
         return Body(
             name=name or self.name,
             content=self.kept,
@@ -75,7 +66,7 @@ class Capture:
         )
 
     def bodies(self, name: str = "") -> tuple[Body, ...]:
-        """The body; none when there was nothing."""
+        """Return the body; none when there was nothing."""
         return (self.body(name),) if self.total_bytes else ()
 
     def _trim(self) -> None:
@@ -84,7 +75,6 @@ class Capture:
 
 
 def body_of(name: str, content: bytes, max_kept_bytes: int = MAX_CAPTURED_BYTES) -> Body:
-    """The body of bytes that are there whole."""
     return Body(
         name=name,
         content=content[:max_kept_bytes],

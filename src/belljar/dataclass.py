@@ -42,8 +42,6 @@ def _with_late_methods(cls: type, *, frozen: bool = False, **options: bool) -> t
 
 
 def _late(cls: type, name: str) -> Callable[..., Any]:
-    """Return a method that generates the class's methods at first call."""
-
     def first(self: object, *args: object, **options: object) -> object:
         _generate(cls)
         return getattr(cls, name)(self, *args, **options)
@@ -92,12 +90,11 @@ _FROZEN: Final = {
 
 
 def field_names(kind: type) -> Collection[str]:
-    """Return a dataclass's fields in order; none of other classes. Generates nothing."""
     return getattr(kind, "__dataclass_fields__", ())
 
 
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Data as JSON values; dataclasses become sorted objects."""
+    """Return data as JSON values; dataclasses become sorted objects."""
     # Exact types: a member of a `StrEnum` is a `str`, too.
     if value is None or type(value) in {str, int, bool, float}:
         return value
@@ -151,7 +148,7 @@ def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotation
 
 
 def prepare(*kinds: Any) -> None:  # noqa: ANN401 - as the annotations of fields say
-    """Generate, once for all forks, what `from_json` needs of these types."""
+    """Generate, once for all forks, what `from_json` needs."""
     for kind in kinds:
         prepare(*typing.get_args(kind))
         if field_names(kind):

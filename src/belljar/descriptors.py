@@ -13,30 +13,22 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final, TypeVar
 
-from belljar.errors import HostError
+from belljar.errors import HostError, chained
 
-# This process's limit, or the system's.
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
-# Errors that say nothing about the file that was to be opened: after one of them nothing counts
-# as absent.
+# They say nothing about the file that was to be opened: after one of them nothing counts as absent.
 CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
-# The disk's end, or the user's quota.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_HINT: Final = (
-    "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit "
-    "nofile= of a container), "
-    "or run fewer cells at once"
-)
-_SYSTEM_HINT: Final = "raise the sysctl fs.file-max, or run fewer cells at once"
-
-
 # Descriptors come free within milliseconds, when a neighbour's call ends.
 _PAUSE_S: Final = 0.005
 _Found = TypeVar("_Found")
+_HINT: Final = (
+    "run fewer cells at once, or raise the limit of open files (`ulimit -n`; LimitNOFILE= in a "
+    "systemd unit; --ulimit nofile= of a container; the sysctl fs.file-max)"
+)
 
 
 def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
-    """Look, again for want of descriptors or memory; return what is found."""
     give_up = time.monotonic() + within_s
     while True:
         try:
@@ -48,7 +40,6 @@ def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
 
 
 def raise_soft_limit() -> None:
-    """Raise the soft limit of open files to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A host may forbid it: then fewer ranges fit, which `require_free` reports.
     with suppress(OSError, ValueError):
@@ -65,31 +56,21 @@ def require_free(count: int) -> None:
 
 
 def exhaustion(error: BaseException) -> HostError | None:
-    """The `HostError` for too many open files, here or system-wide, else None."""
     if (cause := os_error_below(error, EXHAUSTED)) is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if cause.errno == errno.ENFILE:
-        return HostError("the system has no more open files to give", hint=_SYSTEM_HINT)
-    what = f"this process has no open files left (limit {soft}, at most {hard})"
+    whose = "the system" if cause.errno == errno.ENFILE else "this process"
+    what = f"{whose} has no open files left (of a process: {soft}, at most {hard})"
     return HostError(what, hint=_HINT)
 
 
 def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
-    """The first `OSError` with one of these numbers in an error's causes."""
-    cause: BaseException | None = error
-    seen = set[int]()  # an error may be its own cause
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, OSError) and cause.errno in numbers:
-            return cause
-        seen.add(id(cause))
-        cause = cause.__cause__
-    return None
+    found = (each for each in chained(error) if isinstance(each, OSError))
+    return next((each for each in found if each.errno in numbers), None)
 
 
 @contextmanager
 def exhaustion_as_host_error() -> Iterator[None]:
-    """Raise `HostError` for the block's failures from too many open files."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,4 @@
-"""How a cell differs from what its task's author wrote, one fact at a time. Pure.
-
-They come from the compose file, the policy's merge and the image's configuration.
-`belljar check`, the summary of `belljar run`, Inspect's log and the report show them.
-"""
+"""Facts on how a cell differs from what its task's author wrote. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +10,10 @@ from belljar.dataclass import dataclass, json_of
 from belljar.events import JsonValue
 from belljar.units import printable
 
-# Samples that are named where many have the same outcome.
-MAX_NAMED: Final = 3
+MAX_NAMED: Final = 3  # Of samples with the same outcome.
 
 
 class DifferenceKind(StrEnum):
-    """A part's fate; parts kept as written are no differences."""
-
     CHANGED = "changed"
     """Kept in another form: a mount copied as data."""
     DROPPED = "dropped"
@@ -33,11 +26,7 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One fact about one part of a task's sandbox.
-
-    `where`: its part, as `service web` or `image`, "" for the whole; `key`: as the author wrote it,
-    as `cap_add`; `detail`: one sentence for a person, without a final stop.
-    """
+    """The `detail` is one sentence without a final stop."""
 
     kind: DifferenceKind
     where: str = ""
@@ -46,12 +35,10 @@ class Difference:
     hint: str = ""
 
     def data(self) -> dict[str, JsonValue]:
-        """As data of an event and for `--json`."""
         return dict(json_of(self))
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> Difference:
-        """From an event's data. Unknown kinds count as `changed`."""
         kind = str(data.get("kind", ""))
         return cls(
             # A ledger of a newer version may have words that this one doesn't know.
@@ -61,7 +48,7 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """The facts as sentences, equal ones merged, safe for a terminal."""
+    """Return sentences, equal ones merged, safe for a terminal."""
     parts: dict[tuple[DifferenceKind, str, str], dict[str, None]] = {}
     for fact in differences:
         parts.setdefault((fact.kind, fact.where, fact.detail), {})[fact.key] = None
@@ -78,7 +65,6 @@ def _sentence(kind: DifferenceKind, where: str, keys: Iterable[str], detail: str
 
 
 def samples_named(samples: Iterable[str]) -> str:
-    """`sample a`, `samples a, b, c and 37 more`; terminal-safe."""
     names = [printable(each, max_chars=100) for each in samples]
     if len(names) == 1:
         return f"sample {names[0]}"

@@ -1,8 +1,7 @@
 """The few errors, sorted by their cause.
 
-A message says what happened, where, and what to do next.
-A guest command that fails is a *result*, never one of these.
-Where a builtin's meaning fits (`FileNotFoundError`, `TimeoutError`), it is raised instead.
+A guest command that fails is a *result*, never one of these. Where a builtin's meaning fits
+(`FileNotFoundError`, `TimeoutError`), it is raised instead.
 """
 
 from __future__ import annotations
@@ -87,6 +86,19 @@ def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
     return error if isinstance(error, kind) else None
 
 
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, those of its group, and what caused or preceded each, once."""
+    waiting, seen = [error], set[int]()  # an error may be its own cause
+    while waiting:
+        raised = waiting.pop(0)
+        if id(raised) not in seen:
+            seen.add(id(raised))
+            yield raised
+            waiting += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
+            hidden = None if raised.__suppress_context__ else raised.__context__
+            waiting += filter(None, (raised.__cause__ or hidden,))
+
+
 @contextmanager
 def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
     """Raise the block's `OSError` as a `HostError` with the system's reason."""
@@ -100,7 +112,7 @@ def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
-    """A breach stays one, whatever fails in the block."""
+    """Raise a breach for whatever fails in the block, if `verdict` is one."""
     try:
         yield
     except BaseException as error:

@@ -1,11 +1,8 @@
 """SIGTERM and SIGHUP unwind as Ctrl-C does: cells are destroyed, ledgers are sealed.
 
-Imports nothing of ours.
-
-A SIGINT or SIGHUP ignored at this process's start (`nohup`, a background job of a shell without job
-control) stays ignored. But asyncio and trio cancel their main task on SIGINT, so it also ends an
-evaluation from inside. An ignored SIGINT is therefore *blocked* against all senders, and unblocked
-only for this process's own interrupt. Jailed children don't inherit the block.
+A SIGINT or SIGHUP ignored at the start (`nohup`, a shell's background job) stays ignored. But
+asyncio and trio cancel their main task on SIGINT, so it also ends an evaluation from inside: an
+ignored SIGINT is *blocked*, and unblocked only for this process's own interrupt.
 """
 
 from __future__ import annotations
@@ -24,14 +21,11 @@ _HEEDED: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def hold_ignored_interrupt() -> None:
-    """Block an ignored SIGINT in all threads to come."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
 
 
 class Termination:
-    """The signals that end this process, and how it is ended from inside."""
-
     def __init__(self, *, is_held: bool) -> None:
         self.received: list[int] = []
         self._is_held = is_held
@@ -39,17 +33,15 @@ class Termination:
         self._is_raised = False
 
     def interrupt(self) -> None:
-        """Interrupt the main thread as Ctrl-C does. From any thread."""
+        """Interrupt the main thread as Ctrl-C does, from any thread."""
         main = threading.main_thread().ident
         if main is not None:
             # Not a request of someone else's: `received` must not name it.
             self._is_own = self._is_held
-            # A mask can only be changed by its own thread: there, by the handler of the other
-            # signal.
+            # A mask can only be changed by its own thread: by the other signal's handler.
             signal.pthread_kill(main, signal.SIGTERM if self._is_held else signal.SIGINT)
 
     def heed(self, number: int, _frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGHUP. Runs in the main thread."""
         if not self._is_own:
             self.received.append(number)
         self._is_own = False
@@ -68,8 +60,7 @@ def termination_as_interrupt() -> Iterator[Termination]:
     heeded = [
         number
         for number in _HEEDED
-        # SIGTERM even if it was ignored: `Termination.interrupt` comes by it where SIGINT is
-        # blocked.
+        # SIGTERM even if it was ignored: `interrupt` comes by it where SIGINT is blocked.
         if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM
     ]
     previous = {number: signal.signal(number, termination.heed) for number in heeded}

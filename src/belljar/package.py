@@ -11,5 +11,4 @@ PROGRAMS_DIR: Final = PACKAGE_DIR / "_bin"
 
 
 def program_path(name: str) -> Path:
-    """The path of this processor's compiled program, which may be missing."""
     return PROGRAMS_DIR / f"{name}-{os.uname().machine}"

@@ -18,38 +18,32 @@ PROC: Final = Path("/proc")
 PORTS_DOWN: Final = signal.SIGUSR1
 # Parents change while they are looked up: a circle must end.
 _MAX_GENERATIONS: Final = 32
-# States of proc_pid_stat(5).
-_DEAD: Final = {"Z", "X"}
+_DEAD: Final = {"Z", "X"}  # proc_pid_stat(5)
 # All that a cell's jail must have of its own.
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """A process of this boot; `start_ticks`: its start by the kernel's count."""
-
     pid: int
     start_ticks: int
 
 
 @cache
 def boot_id() -> str:
-    """This boot's name: pids recorded in another boot mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def raise_if_blind(error: Exception) -> None:
-    """Raise an error that isn't the process's end."""
     if isinstance(error, OSError) and error.errno in CANNOT_LOOK:
         raise error
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this number now; None when none has, or a zombie.
+    """Return the process that has this number now; None when none has, or a zombie.
 
-    A dead leader whose threads still run counts as alive.
-
-    Raises `OSError` when it can't be looked at for want of descriptors or memory.
+    A dead leader whose threads still run counts as alive. Raises `OSError` for want of
+    descriptors or memory.
     """
     fields = _stat_fields(pid)
     # proc_pid_stat(5), counted from the state on: 17 is num_threads, 19 is starttime.
@@ -59,14 +53,13 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def this_process() -> ProcessId:
-    """The calling process. Raises `RuntimeError` without /proc."""
     if (own := identify(os.getpid())) is None:
         raise RuntimeError("this process is not in /proc; is /proc mounted?")
     return own
 
 
 def end_if_forked(owner_pid: int) -> None:
-    """End this process at once, without clean-up, if it is a fork of what it would act for.
+    """End this process at once, if it is a fork of what it would act for.
 
     A task's `os.fork()` copies the whole evaluation: its child must neither write the record nor
     destroy what its parent runs.
@@ -78,7 +71,6 @@ def end_if_forked(owner_pid: int) -> None:
 
 
 def identify_group(thread: int) -> ProcessId | None:
-    """The process of a thread's number; None when it is gone."""
     try:
         status = (PROC / str(thread) / "status").read_text(errors="replace")
     except OSError as exc:
@@ -94,7 +86,6 @@ def other_pids() -> set[int]:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether that very process still runs."""
     return identify(process.pid) == process
 
 
@@ -111,14 +102,13 @@ def descends_from(pid: int, ancestor: int) -> bool:
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """A process's user and system time in clock ticks; None when gone."""
     fields = _stat_fields(pid)
     # utime and stime; children that were waited for have fields of their own.
     return None if fields is None else int(fields[11]) + int(fields[12])
 
 
 def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, int]:
-    """A process's namespaces by inode number, without unreadable ones."""
+    """Return a process's namespaces by inode number, without unreadable ones."""
     found = {}
     for name in names:
         with contextlib.suppress(OSError, ValueError):
@@ -129,7 +119,6 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
 
 
 def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
-    """As `namespaces_of`, of a living thread when the leader is dead."""
     fields = _stat_fields(pid)
     if fields is None or fields[0] not in _DEAD:
         return namespaces_of(pid, names)
@@ -140,10 +129,9 @@ def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def pin_namespaces(process: ProcessId) -> dict[str, int]:
-    """Descriptors of a living process's namespaces, for the caller to close; empty when it is gone.
+    """Return descriptors of a living process's namespaces, to be closed; none when it is gone.
 
-    The kernel gives a namespace's number to the next one as soon as the last user of the first is
-    gone. As long as these are open, a number means what it meant.
+    While they are open, the kernel gives a namespace's number to no other.
     """
     pins: dict[str, int] = {}
     for name in NAMESPACES:
@@ -161,26 +149,24 @@ def pin_namespaces(process: ProcessId) -> dict[str, int]:
 
 
 def close_all(fds: Iterable[int | None]) -> None:
-    """Close them."""
     for fd in fds:
         if fd is not None:
             os.close(fd)
 
 
 def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
-    """SIGKILL to that very process; harmless when it has ended.
+    """Kill that very process; harmless when it has ended.
 
     Raises `PermissionError` for another user's, `OSError` for a thread that leads no process.
     """
     with contextlib.suppress(ProcessLookupError), open_fd(os.pidfd_open(process.pid)) as pidfd:
-        # The descriptor pins the process that has the number now: only then can its start time be
-        # compared.
+        # The descriptor pins the process that has the number now.
         if is_alive(process):
             signal.pidfd_send_signal(pidfd, number)
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, which may hold anything."""
+    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError as exc:
@@ -190,7 +176,6 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`, or a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -199,7 +184,6 @@ def signal_name(number: int) -> str:
 
 @contextlib.contextmanager
 def urgently() -> Iterator[None]:
-    """Real-time priority for this thread, where allowed."""
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         # The lowest real-time priority is already above every ordinary process (sched(7)).

@@ -7,14 +7,12 @@ import pwd
 from pathlib import Path
 from typing import Final
 
-# From root to `nobody` (65534) and one more, as images use them.
-NEEDED_IDS: Final = 1 << 16
-# The last of 32 bits means no id at all.
-_MAX_ID: Final = 0xFFFF_FFFF
+NEEDED_IDS: Final = 1 << 16  # From root to `nobody` (65534) and one more, as images use them.
+_MAX_ID: Final = 0xFFFF_FFFF  # It means no id at all.
 
 
 def first_subordinate_id(file: Path) -> int | None:
-    """The first id of this user's first range of 65,536; None: none."""
+    """Return the first id of this user's first range of 65,536."""
     try:
         text = file.read_text(errors="replace")
     except OSError:
@@ -23,7 +21,6 @@ def first_subordinate_id(file: Path) -> int | None:
 
 
 def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
-    """As `first_subordinate_id`, from the file's text, without unreadable lines."""
     for line in text.splitlines():
         owner, _, rest = line.strip().partition(":")
         start, _, count = rest.partition(":")
@@ -35,7 +32,6 @@ def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
 
 
 def user_name() -> str:
-    """This user's name, else the uid."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -43,7 +39,6 @@ def user_name() -> str:
 
 
 def grant_hint(name: str) -> str:
-    """What gives a user ids."""
     return (
         f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any "
         f"unused range)"

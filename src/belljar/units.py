@@ -1,9 +1,4 @@
-"""Sizes and durations, read and shown; `printable`, the one escape of shown text; message words.
-
-A size is a number and a unit (`B`, `KiB` to `TiB`, or the decimal `KB` to `TB`).
-A duration is numbers with units (`ms`, `s`, `m`, `h`, `d`): `1h30m`.
-Numbers without units are refused.
-"""
+"""Sizes and durations, read and shown; `printable`, the one escape; message words."""
 
 from __future__ import annotations
 
@@ -16,14 +11,8 @@ from typing import Final
 # By the IEC's and SI's prefixes: no unit means 1024 in one tool and 1000 in another.
 _SIZE_UNITS: Final = {
     "b": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
 }
 # Up to days: months and years have no fixed length.
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -34,8 +23,7 @@ _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.AS
 
 # YAML and JSON can write one; no program, file or record can hold it.
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# A target cell's port that stands for all.
-ALL_PORTS: Final = 0
+ALL_PORTS: Final = 0  # Of a target cell.
 # As the author of a YAML file says it, not as Python does.
 _KINDS: Final = {
     bool: "true/false",
@@ -49,7 +37,7 @@ _KINDS: Final = {
 
 
 def parse_size(text: str) -> int:
-    """`"512MiB"` → whole bytes. Raises `ValueError`."""
+    """Return `"512MiB"` as whole bytes. Raises `ValueError`."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(
@@ -62,7 +50,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """`"1h30m"` → seconds. Raises `ValueError`."""
+    """Return `"1h30m"` as seconds. Raises `ValueError`."""
     rest, total = text.strip(), 0.0
     if not rest:
         raise ValueError("an empty duration; write a number with ms, s, m, h or d, as in 30m")
@@ -79,7 +67,6 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Bytes in the largest binary unit, to one decimal."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         # Not as 1024.0 of the smaller unit
@@ -90,31 +77,28 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for a person: `850 ms`, `12.5 s`, `1h30m`."""
+    """Return `850 ms`, `12.5 s`, `1h30m`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s".replace(".0 s", " s")
-    whole = round(seconds)
-    parts = [
-        (whole // 86400, "d"),
-        (whole % 86400 // 3600, "h"),
-        (whole % 3600 // 60, "m"),
-        (whole % 60, "s"),
-    ]
-    return "".join(f"{count}{unit}" for count, unit in parts if count)
+    left, text = round(seconds), ""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length_s)
+        text += f"{count}{unit}" if count else ""
+    return text
 
 
 def iso_time(seconds: float) -> str:
-    """Return a UTC time in whole seconds for JSON (ISO 8601)."""
+    """Return a UTC time in whole seconds (ISO 8601)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(seconds)))
 
 
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
-    """The text with everything made visible that could act on a terminal or hide.
+    """Return the text with everything made visible that could act on a terminal or hide.
 
     Use it for every dynamic string that is shown. Undecodable bytes become `\\xNN`; text longer
-    than `max_chars` is cut and marked as cut.
+    than `max_chars` is cut and marked.
     """
     if isinstance(text, bytes):
         # UTF-8 has at most four bytes a character, so the cut leaves more than is shown.
@@ -127,8 +111,7 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     return shown if len(text) <= max_chars else f"{shown}… (+{len(text) - max_chars} characters)"
 
 
-# Marks and letters that nothing is drawn for (Unicode's Default_Ignorable_Code_Point beyond the
-# format characters), and a pattern without a point.
+# Nothing is drawn for these (Unicode's Default_Ignorable_Code_Point beyond format characters).
 _UNSEEN: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
     + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
@@ -136,7 +119,6 @@ _UNSEEN: Final = frozenset(
 
 
 def quoted(value: object) -> str:
-    """A message's value: text in backticks, escaped and short."""
     return f"`{printable(value if isinstance(value, str) else repr(value), max_chars=80)}`"
 
 
@@ -153,16 +135,12 @@ def _visible(char: str) -> str:
     return char
 
 
-# ---- words of messages about what an author wrote
-
-
 def listed(names: Iterable[str]) -> str:
-    """Names as a list for a sentence: `a`, `b`, `c`."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
-    """A message's end with the nearest allowed name."""
+    """Return a message's end with the nearest allowed name."""
     import difflib
 
     text = word.lower()[:64] if isinstance(word, str) else ""
@@ -171,5 +149,4 @@ def did_you_mean(word: object, allowed: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What was written, in the author's words."""
     return _KINDS.get(type(value), type(value).__name__)

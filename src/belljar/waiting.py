@@ -15,7 +15,6 @@ LOADING: Final = "loading Inspect, which takes some seconds"
 
 @contextmanager
 def reported_if_slow(text: str) -> Iterator[None]:
-    """Print `text` on a terminal when the block exceeds 2 s."""
     if not sys.stderr.isatty():
         yield
         return
@@ -32,7 +31,6 @@ def reported_if_slow(text: str) -> Iterator[None]:
 
 
 def print_status(text: str) -> None:
-    """Print to standard error. Raises nothing."""
     # A closed or full standard error (ValueError: closed in this process) must not end the work.
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

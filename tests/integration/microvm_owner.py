@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from belljar.cell.parts import find_facts
+from belljar.cell.parts import facts_of, find_facts
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store
 from belljar.plan.make import make_plan
-from belljar.plan.model import ImageFacts, MicrovmPlan
+from belljar.plan.model import MicrovmPlan
 from belljar.policy.load import load_preset
 
 
 def parts(home: Path) -> tuple[MicrovmPlan, Image, Kernel]:
     policy = load_preset("high").policy
     image = Store(home).find(policy.image)
-    image_facts = ImageFacts(
-        digest=image.digest,
-        name=policy.image,
-        user=image.user,
-        workdir=image.workdir,
-        env=image.env,
-    )
-    plan = make_plan(policy, find_facts(home), image_facts)
+    plan = make_plan(policy, find_facts(home), facts_of(image, policy.image))
     assert isinstance(plan, MicrovmPlan)
     return plan, image, current_kernel(home)

@@ -12,12 +12,11 @@ import pytest
 from tests.machine import PATIENCE_S
 
 _SHUT_IN = """
-import os, subprocess, socket, sys
+import os, resource, subprocess, socket, sys
 from belljar.network.supervisor import netlink
 from belljar.network import syscalls
-from belljar.network.gateway.main import limit_address_space
 from belljar.network.syscalls import supervisor_filter
-limit_address_space(64 << 20)
+syscalls.limit_resources({resource.RLIMIT_AS: syscalls.mapped_bytes() + (64 << 20)})
 syscalls.no_new_privileges()
 syscalls.install_filter(supervisor_filter(may_enter=False))
 print("in", flush=True)

@@ -272,7 +272,7 @@ ip link add here type veth peer name there
 ip link set lo up; ip link set here up; ip link set there up
 ip address add 93.184.215.1/24 dev here; ip -6 address add 2606:2800:21f::1/48 dev here nodad
 ip route add 8.8.0.0/16 via 93.184.215.9; ip route add default via 93.184.215.9; ip route add 0.0.0.0/1 dev here
-ip route add 7.7.7.0/24 dev here table 77
+ip route add 7.7.7.0/24 dev here table 77; ip route add local 0.0.0.0/0 dev lo table 78
 "$@"
 """
 
@@ -285,7 +285,8 @@ def test_the_networks_that_a_host_is_on_are_the_kernel_s() -> None:
         subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     )
     assert {"93.184.215.0/24", "2606:2800:21f::/48", "7.7.7.0/24"} <= found
-    assert all(net.startswith(("93.", "2606:", "7.", "fe80:")) for net in found)
+    assert {"93.184.215.1/32", "2606:2800:21f::1/128"} <= found
+    assert all(net.startswith(("93.", "2606:", "7.", "fe80:", "127.", "::1/")) for net in found)
 
 
 RESOLVER = """

@@ -112,6 +112,19 @@ def find_facts(
     )
 
 
+def facts_of(image: Image, name: str) -> ImageFacts:
+    """Return what a plan needs to know of the image."""
+    return ImageFacts(
+        digest=image.digest,
+        name=name,
+        user=image.user,
+        workdir=image.workdir,
+        env=dict(image.env),
+        program=shlex.join(image.config.program),
+        has_check=image.healthcheck is not None,
+    )
+
+
 def gather_parts(
     loaded: LoadedPolicy,
     home: Path,
@@ -130,15 +143,7 @@ def gather_parts(
         policy, base = loaded.policy, loaded.base
         return facts, make_plan(policy, facts, image_facts, base=base, has_port=has_port)
 
-    image_facts = ImageFacts(
-        digest=image.digest,
-        name=loaded.policy.image,
-        user=image.user,
-        workdir=image.workdir,
-        env=dict(image.env),
-        program=shlex.join(image.config.program),
-        has_check=image.healthcheck is not None,
-    )
+    image_facts = facts_of(image, loaded.policy.image)
     # What no plan of this policy needs isn't proven: a proof can take seconds.
     machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM
     facts, plan = plan_for(machine=machine, runtimes=not machine)

@@ -1,8 +1,7 @@
-"""The command line: parse, call, render.
+"""The command line: one module a command group, imported when its command runs.
 
-Lives here: one module a command group, imported when its command runs. Every dynamic string is
-escaped where it is shown (`units.printable`).
-Must not: decide anything a library user would need too.
+Every dynamic string is escaped where it is shown (`units.printable`). It must not decide
+anything that a library user would need too.
 """
 
 import gc

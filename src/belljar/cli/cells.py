@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from belljar.live.feed import Feed
 
 _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
+# Streams end within a second; a browser that reads nothing must not keep the server.
+_END_WITHIN_S: Final = 5
+# Of browsers, each as long as it shows the page: so many fit into a usual limit of descriptors.
+_MAX_CONNECTIONS: Final = 500
+_INTERVAL_S: Final = 1.0
 
 
 @click.command("ps")
@@ -54,7 +59,6 @@ def ps(*, as_json: bool) -> int:
 
 
 def warn_if_held() -> bool:
-    """Print a hold on standard error; returns whether there is one."""
     if (held := read_hold(belljar_home())) is not None:
         click.echo(console.message(HostError(str(held), hint=RELEASE_HINT)), err=True)
     return held is not None
@@ -155,7 +159,7 @@ def kill(
     except LookupError as unknown:
         name = printable(str(unknown.args[0]), max_chars=100)
         what = f"there is no cell or run {name} here; nothing was killed"
-        raise console.MisuseError(what, param="CELL", hint=hint) from None
+        raise console.MisuseError(what, hint=hint) from None
     if as_json:
         order = report.order
         console.print_json(
@@ -175,12 +179,13 @@ def kill(
 
 
 def _print_killed(report: KillReport, *, held: bool) -> None:
-    if report.cells:
-        click.echo(f"{'CELL':16} {'KIND':9} {'HALTED':>9}  DESTROYED")
+    rows = [("CELL", "KIND", "HALTED", "DESTROYED")]
     for cell in report.cells:
         after = "NO" if cell.halted_ms is None else f"{cell.halted_ms:.0f} ms"
         destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}" if cell.remaining else "proven"
-        click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {destroyed}")
+        rows.append((cell.cell_id, cell.kind, after, destroyed))
+    if report.cells:
+        click.echo("\n".join(console.table_lines(rows)))
     for problem in report.problems:
         click.echo(f"not proven: {printable(problem, max_chars=300)}")
     if not report.cells and not report.problems:
@@ -233,18 +238,6 @@ def prune(unused_for: float, *, as_json: bool) -> int:
     return HostError.exit_code if any(part.problem for part in parts) else 0
 
 
-# --- serve and watch
-
-
-# Streams end within a second; a browser that reads nothing must not keep the server.
-_END_WITHIN_S: Final = 5
-# Each browser holds one, for as long as it shows the page: this many fit into a usual descriptor
-# limit.
-_MAX_CONNECTIONS: Final = 500
-_FIRST_LOOK_S: Final = 0.5  # between two looks at used processor time, for a share
-_INTERVAL_S: Final = 1.0
-
-
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=7462, show_default=True)
 @click.option("--unix", "unix_path", type=click.Path(path_type=Path), help="Instead of a port.")
@@ -294,28 +287,19 @@ def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
 
 @contextmanager
 def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
-    """Bind the address; a path is this user's alone, and gone afterwards."""
-    bound = socket.socket(socket.AF_INET if unix_path is None else socket.AF_UNIX)
+    address = ("127.0.0.1", port) if unix_path is None else str(unix_path)
+    family = socket.AF_INET if unix_path is None else socket.AF_UNIX
+    before = os.umask(0o177)  # a later chmod of a path would let others connect before it
+    try:
+        # It listens before its address is printed, which can be opened at once.
+        bound = socket.create_server(address, family=family, backlog=128)
+    except OSError as error:
+        what = f"can't listen: {error.strerror}"
+        hint = "is another `belljar serve` running? A killed one's socket can be removed"
+        raise HostError(what, where=str(unix_path or port), hint=hint) from error
+    finally:
+        os.umask(before)
     with bound:
-        try:
-            if unix_path is None:
-                # Else a restarted server would wait for old connections (socket(7),
-                # SO_REUSEADDR).
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                bound.bind(("127.0.0.1", port))
-            else:
-                _remove_dead(unix_path)
-                # By `bind` the socket's file is there: a later chmod would let others connect
-                # before it.
-                before = os.umask(0o177)
-                try:
-                    bound.bind(str(unix_path))
-                finally:
-                    os.umask(before)
-            bound.listen(128)  # before the address is printed: it can be opened at once
-        except OSError as error:
-            what, hint = f"can't listen: {error.strerror}", "is another `belljar serve` running?"
-            raise HostError(what, where=str(unix_path or port), hint=hint) from error
         try:
             yield bound
         finally:
@@ -323,36 +307,21 @@ def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
                 unix_path.unlink(missing_ok=True)
 
 
-def _remove_dead(path: Path) -> None:
-    """Remove the socket of a killed server, to which nobody can connect."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-        except OSError:
-            # It is in use, or no socket: `bind` then fails and says so.
-            return
-
-
 @click.command()
-@click.option("--once", is_flag=True, help="Print one table and end.")
-def watch(*, once: bool) -> None:
-    """Show running cells like `top`: phase, memory, processor, last command, signals."""
+def watch() -> None:
+    """Show running cells like `top`: phase, memory, processor, last command, signals.
+
+    Without a terminal, it prints one table and ends.
+    """
     from rich.console import Console
     from rich.live import Live
 
     from belljar.live.feed import Feed
 
     with Feed(belljar_home()) as feed:
-        if once or not sys.stdout.isatty():
-            # A share of processor time takes two looks: this is the first.
+        if not sys.stdout.isatty():
             feed.look()
-            feed.state()
-            time.sleep(_FIRST_LOOK_S)
-            feed.look()
-            # Without a terminal no column is cut.
-            Console(width=None if sys.stdout.isatty() else 500).print(_table(feed))
+            Console(width=500).print(_table(feed))  # no column is cut
             return
         console.notice("Ctrl-C ends the watch; runs go on")
         with Live(console=Console(highlight=False), auto_refresh=False) as live:

@@ -1,8 +1,4 @@
-"""Shared by all commands: options, errors, tables, JSON, progress, signals.
-
-A failing command prints one message, or with `--json` one JSON object; usage errors and Ctrl-C
-included.
-"""
+"""Shared by all commands: options, errors, tables, JSON, progress, signals."""
 
 from __future__ import annotations
 
@@ -39,31 +35,24 @@ STYLES: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("breached", "no", "present"), _RED),
 }
 _MAX_COLUMN: Final = 60  # characters; a longer cell moves the rest of its line
-# A signal this long after the first ends the process at once. Its cells die with it, and `belljar
-# reap` cleans up.
+# A signal this long after the first ends the process at once; its cells die with it.
 FORCED_AFTER_S: Final = 15.0
 # Turns of the loop until a signal's task has run: asyncio takes three, trio two.
 _SIGNAL_CHECKPOINTS: Final = 10
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-# --- options
-
-
 def json_option(help_text: str = "Print one JSON object.") -> Callable[[Command], Command]:
-    """The option `--json`."""
     return click.option("--json", "as_json", is_flag=True, help=help_text)
 
 
 def tier_option(
     help_text: str = "Exactly this tier, at or above what the policy demands.",
 ) -> Callable[[Command], Command]:
-    """The option `--tier`."""
     return click.option("--tier", type=_TIERS, default=None, help=help_text)
 
 
 def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
-    """The optional argument POLICY."""
     return click.argument("policy", required=False, metavar=metavar)
 
 
@@ -85,7 +74,6 @@ log_option = click.option(
 
 
 def operator_options(command: Command) -> Command:
-    """The options by which an operator decides over a task: `--policy`, `--tier`, …"""
     for option in (
         tier_option("The tier of every cell: exactly this one, at or above what its policy asks."),
         click.option(
@@ -106,8 +94,6 @@ def operator_options(command: Command) -> Command:
 
 
 def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T]:
-    """`parse` reads an option's value, or raises `ValueError`."""
-
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> T:  # noqa: ANN401
         try:
             return parse(value)
@@ -118,8 +104,6 @@ def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Param
 
 
 def variables_option(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
-    """An option that may be repeated, whose `NAME=VALUE`s become a dictionary."""
-
     def parse(pairs: Sequence[str]) -> dict[str, str]:
         if any("=" not in pair or pair.startswith("=") for pair in pairs):
             raise ValueError("write NAME=VALUE")
@@ -131,24 +115,16 @@ def variables_option(flag: str, name: str, help_text: str) -> Callable[[Command]
     )
 
 
-# --- output
-
-
 def print_json(value: object) -> None:
-    """A command's one JSON value."""
     click.echo(json.dumps(value, indent=2))
 
 
 def notice(text: str) -> None:
-    """An escaped sentence on standard error."""
     click.echo(f"belljar: {printable(text)}", err=True)
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> list[str]:
-    """Rows of cells, escaped; a longer one than a column is wide moves the rest of its line.
-
-    `styled`: the column that has the colour of its first word, as `STYLES` says.
-    """
+    """Return escaped lines; column `styled` is coloured as `STYLES` says."""
     shown = [[printable(cell, max_chars=200) for cell in row] for row in rows]
     widths = [min(_MAX_COLUMN, max(map(len, column))) for column in zip(*shown, strict=True)]
     lines = list[str]()
@@ -163,10 +139,7 @@ def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> 
 
 
 def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
-    """Say on a terminal what begins; return a reporter that shows there what its tools print.
-
-    `is_step`: the title is shown also where nobody watches.
-    """
+    """Print what begins; return a reporter of lines. `is_step`: not only on a terminal."""
     is_watched = not quiet and sys.stderr.isatty()
     if is_watched or (is_step and not quiet):
         click.echo(printable(title, max_chars=300), err=True)
@@ -178,43 +151,31 @@ def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
     return report
 
 
-# --- failures
-
-
-class CommandError(BelljarError):
-    """An error that is none of the library's, as a wrong command line."""
-
+class CommandLineError(BelljarError):
     def __init__(self, code: str, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
         self.code = code
 
 
 class MisuseError(click.UsageError):
-    """A wrong command line. `param`: the argument or option."""
-
-    def __init__(
-        self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None
-    ) -> None:
-        super().__init__(what, ctx)
-        self.param_name = param
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
         self.hint = hint
 
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """An `OSError` in the block is a usage error about `path`."""
     try:
         yield
     except OSError as error:
         # Nothing that is read: standard output's
         if error.errno in NO_ROOM or isinstance(error, BrokenPipeError):
             raise
-        raise MisuseError(f"{printable(str(path))}: {error.strerror}", param="RUN") from error
+        raise MisuseError(f"{printable(str(path))}: {error.strerror}") from error
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """A full disk in the block is a `HostError`."""
     try:
         yield
     except OSError as error:
@@ -225,39 +186,23 @@ def writing(target: Path) -> Iterator[None]:
         raise HostError(f"it can't be written: {error.strerror}", where=where, hint=hint) from error
 
 
-def of_usage(error: click.ClickException) -> CommandError:
-    """The error for a command line that can't be parsed."""
-    if not isinstance(error, click.UsageError):
-        return CommandError(_USAGE, _sentence(error.format_message()))
-    path = error.ctx.command_path if error.ctx is not None else "belljar"
+def of_usage(error: click.ClickException) -> CommandLineError:
+    context = getattr(error, "ctx", None)
+    path = "belljar" if context is None else context.command_path
     # Inspect's own parser names another command: it is `belljar run` that calls it.
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
-    message, param, hint = error.message, "", ""
-    if isinstance(error, MisuseError):
-        param, hint = error.param_name, error.hint
-    elif near := getattr(error, "possibilities", None):  # of an option or a command
-        hint = f"did you mean `{near[0]}`?"
-    elif isinstance(error, click.MissingParameter):
-        message = error.format_message()
-    elif isinstance(error, click.BadParameter):
-        given = error.param_hint
-        if given is None and error.param is not None:
-            given = error.param.get_error_hint(error.ctx or click.Context(click.Command("")))
-        param = (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
-    where = " ".join(part for part in (command, param) if part)
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
-    return CommandError(_USAGE, _sentence(message), where, hint or f"see {usage}")
+    hint = getattr(error, "hint", "") or f"see {usage}"
+    return CommandLineError(_USAGE, _sentence(error.format_message()), command, hint)
 
 
 def _sentence(text: str) -> str:
-    """Lower case, no full stop: Belljar's own style."""
     text = text.strip().removesuffix(".")
     # An acronym keeps its capitals.
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 def message(error: BelljarError) -> str:
-    """`belljar: <where>: <what happened>`, and each hint in a line; escaped."""
     where = f"{printable(error.where)}: " if error.where else ""
     what = "\n".join(printable(line) for line in error.what.splitlines())
     hints = "".join(f"\n  hint: {printable(line)}" for line in error.hint.splitlines())
@@ -265,7 +210,6 @@ def message(error: BelljarError) -> str:
 
 
 def show(error: BelljarError, *, json_wanted: bool) -> None:
-    """With `--json` on standard output, else standard error."""
     if json_wanted:
         facts = {"code": error.code, "message": error.what}
         facts |= {"where": error.where, "hint": error.hint}
@@ -274,14 +218,11 @@ def show(error: BelljarError, *, json_wanted: bool) -> None:
         click.echo(message(error), err=True)
 
 
-# --- coroutines and signals
-
-
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
     """Run the coroutine function and return its result.
 
-    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. `KeyboardInterrupt`
-    comes then, from the clean-up's `BelljarError` if any, or else a breach as it is.
+    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. Raise
+    `KeyboardInterrupt` then, from the clean-up's `BelljarError` if any, or else a breach.
     """
     import anyio
     import anyio.lowlevel

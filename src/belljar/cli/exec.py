@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from belljar.probe.model import ProbeReport
 
 COMMAND_KEY = "belljar.command"
-# As `timeout` of coreutils says it.
-TIMED_OUT_CODE = 124
+TIMED_OUT_CODE = 124  # As `timeout` of coreutils says it.
 _HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
+# Void is no better than breached: a caller that only looks at the code must not take it for a pass.
+_EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 class CommandAfterDashes(click.Command):
-    """Keeps everything after the first `--` for the guest."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`; a later one is the command's own."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
@@ -143,7 +141,7 @@ def exec_command(
 def typed_policy(
     policy: str | None, tier: str | None, *, image: str = "", announces: bool = True
 ) -> LoadedPolicy:
-    """The policy that was typed, under this host's settings. Raises as `resolve_here`.
+    """Return the typed policy, under this host's settings. Raises as `resolve_here`.
 
     A raised risk, and with `announces` what leaves this host, goes to standard error.
     """
@@ -167,7 +165,6 @@ def typed_policy(
 
 
 def report_skipped_tiers(plan: Plan) -> None:
-    """Print why tiers were skipped."""
     for sentence in plan.skipped_tiers:
         click.echo(f"belljar: {sentence}", err=True)
 
@@ -197,7 +194,6 @@ def _as_object(
 
 
 def passing_on() -> Callable[[Stream, bytes], None]:
-    """Writes output to our streams, escaped on terminals."""
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
@@ -236,31 +232,23 @@ def _explain(output: ExecOutput) -> None:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """The bytes of standard input; None if it is closed."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:
         return None
-    return _read(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
+    can_be_polled = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)
 
+    async def read() -> AsyncIterator[bytes]:
+        import anyio
 
-async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
-    """A descriptor's bytes until its end; `waits`: it can be polled."""
-    import anyio
+        while True:
+            if can_be_polled:
+                await anyio.wait_readable(0)
+            if not (chunk := os.read(0, 1 << 16)):
+                return
+            yield chunk
 
-    while True:
-        if waits:
-            await anyio.wait_readable(descriptor)
-        if not (chunk := os.read(descriptor, 1 << 16)):
-            return
-        yield chunk
-
-
-# --- probe
-
-
-# Void is no better than breached: a caller that only looks at the code must not take it for a pass.
-_EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
+    return read()
 
 
 @click.command("probe", options_metavar="[OPTIONS]")
@@ -278,12 +266,7 @@ def probe(
     listeners, a sentinel process, and the ids, namespaces and routes of the cell's processes. What
     the cell says can make a breach, never hide one. Recorded: `belljar ledger show last`.
 
-    \b
-    Exit codes:
-      0  contained
-      2  breached, or void: evidence is missing
-      3  this host lacks something
-      4  the policy is wrong
+    The exit code is 2 if it is breached, or void as evidence is missing.
 
     \b
     Examples:
@@ -300,7 +283,7 @@ def probe(
         chosen(PROBES, wanted)
     except ValueError as error:
         hint = f"use one of {', '.join(sorted({each.group for each in PROBES}))}, or a probe's name"
-        raise console.MisuseError(str(error), param="--group", hint=hint) from None
+        raise console.MisuseError(str(error), hint=hint) from None
     return console.run_async(_probe, policy, tier, wanted, as_json=as_json)
 
 
@@ -344,7 +327,6 @@ async def _probe(
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> tuple[Cell, ProbeReport]:
-    """Probe a fresh cell as `user`, or the policy's; the cell is destroyed."""
     from belljar.cell.open import open_range
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
@@ -363,7 +345,6 @@ async def _tried(
 
 
 def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
-    """A line for each probe; breaches are explained."""
     from belljar.probe.catalogue import PROBES
 
     explained = {each.name: each for each in PROBES}

@@ -80,7 +80,7 @@ def export(
             return _export_statement(path, run, fingerprint, output)
         if kind == "otlp":
             if not endpoint:
-                raise console.MisuseError("otlp is sent to a collector", param="--endpoint")
+                raise console.MisuseError("otlp is sent to a collector")
             return _send(path, endpoint)
         with new_file(output) as file:
             if kind == "jsonl":
@@ -143,7 +143,7 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
     meant = [each for each in dict.fromkeys(found) if each and each.startswith(place)]
     if len(meant) != 1:
         hint = f"name one with --cell: {', '.join(map(printable, meant[:20]))}" if meant else ""
-        raise console.MisuseError(f"{len(meant)} are meant: {what}", param="--cell", hint=hint)
+        raise console.MisuseError(f"{len(meant)} are meant: {what}", hint=hint)
     return meant[0]
 
 
@@ -258,9 +258,7 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
         # Inside of the run it would become part of what is copied.
         if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
             hint = "name a new directory in one that exists, outside of the run"
-            raise console.MisuseError(
-                f"{printable(str(out))} can't be made", param="OUT", hint=hint
-            )
+            raise console.MisuseError(f"{printable(str(out))} can't be made", hint=hint)
         with console.writing(out):
             redaction.share(path, out, chosen, key)
     if as_json:

@@ -158,7 +158,7 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
         # It quotes what cells printed
         fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise console.MisuseError(f"{output} exists", param="-o", hint="name a new file") from error
+        raise console.MisuseError(f"{output} exists", hint="name a new file") from error
     with console.writing(output), os.fdopen(fd, "wb") as file:
         try:
             yield file
@@ -199,7 +199,7 @@ def run_path(ref: str) -> Path:
         return find_run(belljar_home(), ref)
     except OSError as error:
         hint = "`belljar runs --all` lists them"
-        raise console.MisuseError(str(error), param="RUN", hint=hint) from error
+        raise console.MisuseError(str(error), hint=hint) from error
 
 
 def judged(

@@ -1,4 +1,4 @@
-"""`belljar`: the command group, and the one place where errors become messages and exit codes.
+"""The command group, and the one place where errors become messages and exit codes.
 
 Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s.
 """
@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ import click
 
 from belljar.cli import console
 from belljar.descriptors import exhaustion, raise_soft_limit
-from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
+from belljar.errors import BelljarError, ContainmentBreach, HostError, chained, first_of
 from belljar.interrupts import hold_ignored_interrupt
 from belljar.package import __version__
 
@@ -57,29 +56,14 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
-_RAISED: Final[tuple[type[BaseException], ...]] = (
-    *(KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit),
-)
+_RAISED: Final = (KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit)
 
 
 class _LazyGroup(click.Group):
-    """Commands are imported when run, not when listed."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        """A broken pipe other than the output's is a defect."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            if _is_unread(error):
-                raise
-            raise RuntimeError("a pipe broke that is not standard output") from error
-
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        """In the order a new user needs them."""
         return list(COMMANDS)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[cmd_name]
@@ -87,7 +71,6 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
 
@@ -115,7 +98,6 @@ def root() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The console script. Never returns."""
     _open_standard_streams()
     hold_ignored_interrupt()
     raise_soft_limit()
@@ -140,7 +122,6 @@ def _open_standard_streams() -> None:
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Returns the exit code, for tests and embedding."""
     words = sys.argv[1:] if argv is None else argv
     # What follows `--` is the guest's command, which may have such an option itself.
     json_wanted = "--json" in (words[: words.index("--")] if "--" in words else words)
@@ -154,8 +135,7 @@ def run(argv: list[str] | None = None) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:
-        # How rich and click leave for a reader that has gone
-        if isinstance(leave.__context__, BrokenPipeError) or _without_a_reader():
+        if _without_a_reader():  # so rich and click leave
             return _reader_gone()
         if completes and isinstance(leave.code, int):
             return leave.code
@@ -164,79 +144,55 @@ def run(argv: list[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again
         try:
             return _fail(error, json_wanted=json_wanted)
-        except BrokenPipeError as unread:
-            if _is_unread(unread):
+        except BrokenPipeError:
+            if _without_a_reader():
                 return _reader_gone()
             raise
     return result if isinstance(result, int) else 0
 
 
 def _fail(error: BaseException, *, json_wanted: bool) -> int:
-    """Returns the exit code. Raises our own defects."""
+    """Return the exit code. Raise a defect of ours."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
-    if (breach := breach_of(error)) is not None:
-        return _tell(breach, json_wanted=json_wanted)
+    breaches = (each for each in chained(error) if isinstance(each, ContainmentBreach))
+    if (breach := next(breaches, None)) is not None:
+        # Its exit code stands, whatever fails while it is shown
+        try:
+            console.show(breach, json_wanted=json_wanted)
+            sys.stdout.flush()
+        except (OSError, KeyboardInterrupt):
+            _reader_gone()
+        return breach.exit_code
     # Task groups wrap what they raise
     leaf = next(filter(None, (first_of(error, kind) for kind in _RAISED)), error)
-    if _is_unread(leaf):
+    if isinstance(leaf, BrokenPipeError) and _without_a_reader():
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
-        told = console.CommandError("interrupted", "interrupted; nothing was left running")
-        for cause in (*_causes(leaf), *_causes(error)):  # the first error of the clean-up
-            if isinstance(cause, BelljarError):
-                what = f"interrupted: {cause.what}"
-                told = console.CommandError("interrupted", what, cause.where, cause.hint)
-                break
+        told = console.CommandLineError("interrupted", "interrupted; nothing was left running")
+        # The first error of the clean-up
+        if cause := next((each for each in chained(error) if isinstance(each, BelljarError)), None):
+            what = f"interrupted: {cause.what}"
+            told = console.CommandLineError("interrupted", what, cause.where, cause.hint)
         console.show(told, json_wanted=json_wanted)
         return 130
     if isinstance(leaf, click.ClickException):
         console.show(console.of_usage(leaf), json_wanted=json_wanted)
         return leaf.exit_code
-    found: BelljarError | None = exhaustion(leaf)
-    if found is None and isinstance(leaf, BelljarError):
-        found = leaf
+    found = exhaustion(leaf) or (leaf if isinstance(leaf, BelljarError) else None)
     if found is None and isinstance(error, OSError):
         found = _host_error(error)
     if found is None:
         if json_wanted:
             what = f"{type(error).__name__}: {error}"
             hint = "the traceback is on standard error; please report it"
-            console.show(console.CommandError("internal_error", what, hint=hint), json_wanted=True)
+            console.show(
+                console.CommandLineError("internal_error", what, hint=hint), json_wanted=True
+            )
         raise error
     console.show(found, json_wanted=json_wanted)
     return found.exit_code
-
-
-def breach_of(error: BaseException) -> ContainmentBreach | None:
-    """Return the breach beside an interrupt or hidden by another error."""
-    waiting, seen = [error], set[int]()  # an error may be its own cause
-    while waiting:
-        raised = waiting.pop(0)
-        if isinstance(raised, ContainmentBreach):
-            return raised
-        if id(raised) not in seen:
-            seen.add(id(raised))
-            waiting += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
-            hidden = None if raised.__suppress_context__ else raised.__context__
-            waiting += filter(None, (raised.__cause__ or hidden,))
-    return None
-
-
-def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
-    """Show a breach. Its exit code stands whatever fails meanwhile."""
-    try:
-        console.show(breach, json_wanted=json_wanted)
-        sys.stdout.flush()
-    except (OSError, KeyboardInterrupt):
-        _reader_gone()
-    return breach.exit_code
-
-
-def _is_unread(error: BaseException) -> bool:
-    """Whether standard output or error has lost its reader."""
-    return isinstance(error, BrokenPipeError) and bool(_without_a_reader())
 
 
 def _without_a_reader() -> list[int]:
@@ -249,21 +205,13 @@ def _without_a_reader() -> list[int]:
 
 
 def _reader_gone() -> int:
-    """As SIGPIPE, without an error message (head, less)."""
     # Standard output always: what is still buffered for it would fail at the interpreter's end.
     for number in {1, *_without_a_reader()}:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    # 128 + SIGPIPE, as a shell reports it.
-    return 141
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    while (cause := error.__cause__) is not None:
-        yield (error := cause)
+    return 141  # 128 + SIGPIPE, as a shell reports it.
 
 
 def _host_error(error: OSError) -> HostError | None:
-    """When standard output or the store can't be used."""
     from belljar.store.home import belljar_home
 
     # EFBIG is a limit on a file's size, EIO a device that fails.

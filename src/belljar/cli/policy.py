@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,7 +17,6 @@ from belljar.cli.exec import typed_policy
 from belljar.errors import HostError, PolicyError
 from belljar.plan.explain import render_plan
 from belljar.plan.make import make_plan
-from belljar.plan.model import ImageFacts
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
@@ -57,34 +55,23 @@ def check_file(file: Path, *, as_json: bool) -> int:
 
     Those are the files that it copies and that its stand-ins use. Whether this host can run it is
     not checked: see `belljar plan FILE`.
-
-    \b
-    Exit codes:
-      0  valid
-      4  not valid
     """
     from belljar.network.stand_ins.author import examine_all
     from belljar.policy.load import read_policy_file, refusal
 
-    policy, problems = None, list[dict[str, Any]]()
-    try:
-        text, base = read_policy_file(file), file.parent.absolute()
-        policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
-        if not as_json and (policy is None or found):
-            raise refusal(found, str(file), hint="")
+    text, base = read_policy_file(file), file.parent.absolute()
+    policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
+    ok = policy is not None and not found
+    if as_json:
+        shown = policy.to_json() if policy is not None and ok else None
         problems = [
             {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
             for p in found
         ]
-    except PolicyError as error:
-        if not as_json:
-            raise
-        problems = [{"line": None, "column": None, "field": "", "message": error.what}]
-    if as_json or policy is None:
-        shown = policy.to_json() if policy is not None and not problems else None
-        ok = shown is not None
         console.print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
         return 0 if ok else PolicyError.exit_code
+    if policy is None or found:
+        raise refusal(found, str(file), hint="")
     click.echo(f"{printable(str(file))}: valid, risk {policy.risk}, image {policy.image}")
     if policy.network is not None and policy.network.upstreams:
         real = ", ".join(upstream.host for upstream in policy.network.upstreams)
@@ -113,9 +100,6 @@ def show(preset: str) -> None:
     click.echo(load_preset(preset).text.decode(), nl=False)
 
 
-# --- plan
-
-
 @click.command()
 @console.policy_argument()
 @console.tier_option()
@@ -126,12 +110,6 @@ def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool)
 
     Shows what the cell can read, write, reach and consume, and the layers that isolate it. No cell
     is started. POLICY is a policy file or a preset (low, medium, high, critical); default: high.
-
-    \b
-    Exit codes:
-      0  a cell can run here, once its image is built
-      3  this host can't provide what the policy demands, or `belljar kill --hold` stops new cells
-      4  the policy is wrong
     """
     loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
     if loaded.policy.network is not None:
@@ -154,7 +132,7 @@ def _in_red(text: str) -> str:
 
 
 def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
-    """With `prove`, unknown facts are tried out here; with `doubt`, too, what failed."""
+    """Try out unknown facts with `prove`; with `doubt`, also what failed."""
     from belljar.cell.parts import find_facts
     from belljar.image.kernel import current_kernel
 
@@ -163,25 +141,13 @@ def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:
-    """The plan's image facts; None when the store lacks it."""
+    from belljar.cell.parts import facts_of
     from belljar.image.store import Store
 
     try:
-        image = Store(home).find(ref)
+        return facts_of(Store(home).find(ref), ref)
     except HostError:
         return None
-    return ImageFacts(
-        digest=image.digest,
-        name=ref,
-        user=image.user,
-        workdir=image.workdir,
-        env=dict(image.env),
-        program=shlex.join(image.config.program),
-        has_check=image.healthcheck is not None,
-    )
-
-
-# --- check
 
 
 @click.command(
@@ -211,11 +177,7 @@ def check(
     Nothing is started, built or fetched. A task's Python file is loaded, as by `belljar run`, and
     samples are chosen by Inspect's options: -T NAME=VALUE, --limit, --sample-id, --sample-shuffle.
 
-    \b
-    Exit codes:
-      0  all samples run, as written or with the listed differences
-      3  something is missing on this host, such as an image or a tool
-      4  refused: the task or the policy is wrong
+    The exit code is 0 if all samples run, 3 if this host lacks something, 4 if one is refused.
 
     \b
     Examples:
@@ -224,28 +186,26 @@ def check(
       belljar check compose.yaml
     """
     from belljar.harness import preview
-    from belljar.harness.operator import Operator
+    from belljar.harness.options import RunRequest
 
     kind, home = preview.kind_of(target), belljar_home()
     if kind == "policy" and policy:
         raise console.MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:
         raise console.MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
+    request = RunRequest(
+        inspect_args=[target, *inspect_args],
+        policy=policy,
+        tier=tier or "",
+        allow_upstreams=allow_upstreams,
+    )
     if kind in {"compose", "policy"}:
         check_file = preview.check_policy if kind == "policy" else preview.check_compose
-        operator = Operator(run_policy=policy, tier=tier or "", allow_upstreams=allow_upstreams)
-        previews = check_file(target, operator)
+        previews = check_file(target, request.operator())
     else:
         with reported_if_slow(LOADING):
             from belljar.harness.evaluate import load_only
-            from belljar.harness.options import RunRequest
 
-            request = RunRequest(
-                inspect_args=[target, *inspect_args],
-                policy=policy,
-                tier=tier or "",
-                allow_upstreams=allow_upstreams,
-            )
             previews = load_only(request)[-1]
     found = preview.outlooks(
         previews,
@@ -261,7 +221,6 @@ def check(
 
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
-    """What a person reads; task words are escaped."""
     from belljar.differences import DifferenceKind, samples_named, sentences
     from belljar.harness.preview import all_missing
 

@@ -23,14 +23,19 @@ from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from belljar.harness.evaluate import RunOutcome
     from belljar.report.samples import RunFindings
 
-# A longer task or command line is cut; `--json` has it whole.
-MAX_WHAT_CHARS: Final = 60
+MAX_WHAT_CHARS: Final = 60  # Of a task or command line; `--json` has it whole.
 _MAX_RUNS: Final = 20
+Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
+MAX_LINES: Final = 400  # Of signals; `findings.json` and the report have the rest.
+MAX_EVENT_NUMBERS: Final = 10  # That a line names
+_MAX_LINE_CHARS: Final = 20_000
+_SAMPLE_COLUMNS: Final = (
+    *("sample", "score", "verdict", "probes", "cell", "commands"),
+    *("in", "out", "time", "destroyed", "note"),
+)
 
 
 @click.command(
@@ -118,8 +123,6 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) ->
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more])
     page = report_of_run(outcome.path)
     if as_json:
-        from belljar.report.samples import collect
-
         rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
         found = collect(outcome.findings)
         console.print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
@@ -141,14 +144,7 @@ def verdict(
     RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run`
     or of `inspect eval --sandbox belljar`. A void or breached sample is listed with its reasons.
 
-    \b
-    Exit codes, as those of `belljar run`:
-      0        all samples are contained
-      1        the evaluation had errors
-      2        containment was breached, or evidence of it is missing
-      3, 4     the run was refused
-      5        a cell or the record failed, as when the disk fills
-      130      the run was interrupted
+    The exit code is that of `belljar run`: 0 if all samples are contained.
     """
     path = run_path(run)
     with console.reading(path), reported_if_slow(LOADING):
@@ -186,24 +182,10 @@ def runs(*, every: bool, as_json: bool) -> None:
     click.echo("\n".join(console.table_lines(rows)))
 
 
-# --- findings as text
-
-
-Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
-# Of all samples, for a person; `findings.json` and the report have the rest.
-MAX_LINES: Final = 400
-MAX_EVENT_NUMBERS: Final = 10  # That a line names
-_MAX_LINE_CHARS: Final = 20_000
-_SAMPLE_COLUMNS: Final = (
-    *("sample", "score", "verdict", "probes", "cell", "commands"),
-    *("in", "out", "time", "destroyed", "note"),
-)
-
-
 def show_findings(
     findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
-    """Print samples, remarks, reasons, evidence. A defect changes no exit code."""
+    """Print the findings. A defect in doing so changes no exit code."""
     try:
         _show(findings, path, more, verbose=verbose)
     # A closed pipe or a full disk is standard output's fault, not the report's.
@@ -221,17 +203,10 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     click.echo()
     if facts["samples"]:
         click.echo("\n".join(table(facts)))
-    lines = (
-        *(each["text"] for each in facts["model_cells"]),
-        *network_lines(facts),
-        *_signal_lines(facts, verbose=verbose),
-        *remarks(facts),
-        *more,
-    )
-    for line in lines:
+    for line in (*lines_of(facts, verbose=verbose), *more, ""):
         click.echo(_escaped(line))
     left = facts["left_this_host"]
-    told = [f"\nWhat left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
+    told = [f"What left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
     text = "\n".join(map(_escaped, told))
     click.echo(click.style(text, **console.STYLES["breached"]) if left["destinations"] else text)
     for line in facts["problems_and_errors"]:
@@ -247,27 +222,18 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
 
 
 def _escaped(line: str) -> str:
-    """Escape a line; a line break at its beginning is ours."""
-    begin = "\n" if line.startswith("\n") else ""
-    return begin + printable(line.removeprefix("\n"), max_chars=_MAX_LINE_CHARS)
-
-
-# --- samples
+    return printable(line, max_chars=_MAX_LINE_CHARS)
 
 
 def dropped(outcome: RunOutcome) -> list[str]:
-    """Sentences on what `--require-contained` took out of the metrics."""
     if not outcome.dropped:
         return []
     named = printable(", ".join(outcome.dropped), max_chars=400)
-    if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
-        return [f"no sample is contained: there are no metrics. Left out: {named}"]
     count = len(outcome.dropped)
     return [f"{count} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
 def table(facts: Facts) -> list[str]:
-    """One line per sample."""
     return console.table_lines([_SAMPLE_COLUMNS, *map(_cells, facts["samples"])], styled=2)
 
 
@@ -287,52 +253,33 @@ def _cells(row: Facts) -> list[str]:
     ]
 
 
-def remarks(facts: Facts) -> list[str]:
-    """Remarks that no transcript has, and tools; none of them a reason."""
-    tools = [f"  {each['text']}" for each in facts["tools"]]
-    title = ["\nTools, with their calls and how many reached a cell:"] if tools else []
-    return [*facts["remarks"], *title, *tools]
-
-
-# --- networks and signals
-
-
-def network_lines(facts: Facts) -> list[str]:
-    """A block for each range; empty without networks."""
-    lines = list[str]()
-    for row in facts["samples"]:
-        for found in row["ranges"]:
-            cells = ", ".join(found["cells"].values())
-            packets = f"; packets: {found['packets']}" if found["packets"] else ""
-            named = f"range {found['range']}, cells {cells}{packets}"
-            counted = (
-                f"{found['requests']} request(s) and connection(s), "
-                f"{found['requests_between_cells']} of them between cells, "
-                f"{found['requests_refused']} refused"
-            )
-            lines.append(f"\nNetwork of {row['name'][:80]}: {named}")
-            lines.append(f"  {counted}")
-    return _bounded(lines)
-
-
-def _signal_lines(facts: Facts, *, verbose: bool) -> list[str]:
-    """A line for each signal; `verbose`: with evidence and blind spots."""
+def lines_of(facts: Facts, *, verbose: bool = False) -> Iterator[str]:
+    """Yield lines that are not escaped yet."""
     samples = facts["samples"]
-    lines = [line for row in samples for line in _signals(row, verbose=verbose)]
+    yield from (each["text"] for each in facts["model_cells"])
+    for row, found in ((each, found) for each in samples for found in each["ranges"]):
+        cells = ", ".join(found["cells"].values())
+        packets = f"; packets: {found['packets']}" if found["packets"] else ""
+        yield ""
+        yield f"Network of {row['name'][:80]}: range {found['range']}, cells {cells}{packets}"
+        yield (
+            f"  {found['requests']} request(s) and connection(s), "
+            f"{found['requests_between_cells']} of them between cells, "
+            f"{found['requests_refused']} refused"
+        )
+    signals = [line for row in samples for line in _signals(row, verbose=verbose)]
     blind = sum(bool(row["signals_blind"]) for row in samples)
-    if not (lines or blind):
-        return []
-    shown = ["\nSignals:", *(_bounded(lines) or ["  none"])]
+    if signals or blind:
+        yield from ("", "Signals:", *(signals[:MAX_LINES] or ["  none"]))
+    if len(signals) > MAX_LINES:
+        yield f"  … {len(signals) - MAX_LINES} more line(s): findings.json in the run directory"
     if blind and not verbose:
         run = facts["run_id"]
-        shown.append(f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v")
-    return shown
-
-
-def _bounded(lines: list[str]) -> list[str]:
-    more = len(lines) - MAX_LINES
-    rest = f"  … {more} more line(s): findings.json in the run directory"
-    return [*lines[:MAX_LINES], rest] if more > 0 else lines
+        yield f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v"
+    yield from facts["remarks"]
+    if facts["tools"]:
+        yield from ("", "Tools, with their calls and how many reached a cell:")
+        yield from (f"  {each['text']}" for each in facts["tools"])
 
 
 def _signals(row: Facts, *, verbose: bool) -> Iterator[str]:

@@ -70,9 +70,8 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
     from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text)
-    if (first := tree.problem) is not None:
-        problems = (first,)
-    else:
+    problem = tree.problem
+    if problem is None:
         strict = ConfigDict(extra="forbid", hide_input_in_errors=True)
         fields: dict[str, Any] = {"least_risk": (Risk, Risk.LOW), "upstreams": (Upstreams, None)}
         model = create_model("SettingsFile", __config__=strict, **fields)
@@ -82,9 +81,9 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
             found: dict[str, Any] = read.model_dump(exclude_unset=True)
             return found
         except ValidationError as error:
-            problems = problems_of(error, tree)
+            problem = problems_of(error, tree)[0]
     hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
-    raise refusal(problems[:1], source, hint=hint)
+    raise refusal((problem,), source, hint=hint)
 
 
 def stricter(settings: Settings, found: Mapping[str, Any], path: str) -> Settings:

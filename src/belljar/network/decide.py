@@ -1,7 +1,4 @@
-"""A flow's address, port, names, method and target → a stand-in, or a refusal. Pure.
-
-Names on the wire are ASCII: any other byte makes it no name (a U-label is refused).
-"""
+"""A flow's address, port, names, method and target → a stand-in, or a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ from belljar.plan.addresses import NameAddress, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, PortPlan, StandInPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
-# The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy
-# reserves it.
-CATCH_ALL: Final = "catch-all"
+CATCH_ALL: Final = "catch-all"  # The stand-in behind `layout.catch_all`; the policy reserves it.
 UPSTREAM: Final = "upstream"  # The kind of what is real. No policy's stand-in has it.
 # RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte.
 MAX_NAME_BYTES: Final = 253
@@ -36,8 +31,6 @@ _ABSOLUTE: Final = re.compile(
 
 
 class Refusal(StrEnum):
-    """Why a flow is refused; values are recorded."""
-
     NO_SUCH_ADDRESS = "no name has this address"
     NOT_THE_GATEWAY = "the gateway does not answer for this address"
     NO_SUCH_PORT = "the stand-in does not have this port"
@@ -61,8 +54,6 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """One HTTP request's head. `hosts`: all `Host` values."""
-
     method: str
     target: bytes
     hosts: tuple[bytes, ...]
@@ -70,8 +61,6 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A flow so far: `sni` from a ClientHello, `request` from a head."""
-
     address: str
     port: int
     sni: str | None = None
@@ -81,8 +70,6 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowVerdict:
-    """Whether a flow is allowed, its stand-in or reason; `name` in lower case."""
-
     allowed: bool
     stand_in: str = ""
     reason: Refusal | Literal[""] = ""
@@ -95,10 +82,15 @@ class _RefusedFlowError(Exception):
         self.reason = reason
 
 
-def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> FlowVerdict:
-    """The verdict on a flow so far; call again with the ClientHello, and with each request.
+def _refuse_if(condition: object, reason: Refusal) -> None:
+    if condition:
+        raise _RefusedFlowError(reason)
 
-    Allowed only if address and port are a stand-in's, and every name in the flow (SNI, Host, an
+
+def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> FlowVerdict:
+    """Judge a flow so far; call again with the ClientHello, and with each request.
+
+    It is allowed only if address and port are a stand-in's, and every name in it (SNI, Host, an
     absolute target) is one name with that address by the policy.
     """
     stand_in = protocol = name = ""
@@ -115,20 +107,16 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
                 raise _RefusedFlowError(Refusal.NOT_THE_GATEWAY)
             ports = owner.ports
         protocol = next((port.protocol for port in ports if port.number == flow.port), "")
-        if not protocol:
-            raise _RefusedFlowError(Refusal.NO_SUCH_PORT)
+        _refuse_if(not protocol, Refusal.NO_SUCH_PORT)
         stand_in = CATCH_ALL if owner is None else owner.id
         if name := _claimed_name(flow, protocol):
             found = find(name, layout)
             is_simulated = layout.catch_all == flow.address and name != METADATA_ADDRESS
-            if found is None and not is_simulated:
-                raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
-            if found is not None and found.address != flow.address:
-                raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
-            # A real upstream takes the policy's methods alone.
-            methods = owner.settings["methods"] if owner and owner.kind == UPSTREAM else None
-            if methods is not None and flow.request and flow.request.method not in methods:
-                raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)
+            _refuse_if(found is None and not is_simulated, Refusal.NOT_IN_POLICY)
+            _refuse_if(found and found.address != flow.address, Refusal.OTHER_ADDRESS)
+            if owner is not None and owner.kind == UPSTREAM and flow.request is not None:
+                is_taken = flow.request.method in owner.settings["methods"]
+                _refuse_if(not is_taken, Refusal.METHOD_NOT_TAKEN)
     except _RefusedFlowError as refused:
         reason = refused.reason
     return FlowVerdict(
@@ -137,9 +125,9 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
 
 
 def canonical_name(raw: str | bytes) -> str | None:
-    """A canonical host name: lower case, no final dot; None for no host name.
+    """Return a host name in lower case without its final dot, else None.
 
-    Also None for an IP address as any client spells it (last label of digits or `0x…`).
+    An IP address is none, as any client spells it (last label of digits or `0x…`).
     """
     if not raw.isascii():
         return None
@@ -151,7 +139,7 @@ def canonical_name(raw: str | bytes) -> str | None:
 
 
 def find(name: str, layout: RangeLayout) -> NameAddress | None:
-    """A name's owner: exact, else wildcard one label up."""
+    """Return the exact entry, else a wildcard's one label up."""
     wildcard = "*." + name.partition(".")[2]
     found = None
     for item in layout.names:
@@ -163,7 +151,6 @@ def find(name: str, layout: RangeLayout) -> NameAddress | None:
 
 
 def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> RangeLayout:
-    """The layout as this cell may know it."""
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
     visible = tuple(name for name in layout.names if name.stand_in not in hidden)
@@ -171,7 +158,7 @@ def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
-    """A target as (authority, path, query): RFC 9112 section 3.2.2."""
+    """Return (authority, path, query): RFC 9112 section 3.2.2."""
     absolute = _ABSOLUTE.fullmatch(target)
     rest = absolute["rest"] if absolute else target
     path, _, query = rest.partition(b"?")
@@ -179,7 +166,6 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str:
-    """The flow's one name so far, or empty."""
     sni = None
     if protocol in ENCRYPTED and flow.hello:
         if flow.sni is None:
@@ -188,39 +174,30 @@ def _claimed_name(flow: Flow, protocol: str) -> str:
             raise _RefusedFlowError(Refusal.SNI_IS_NO_NAME)
     if flow.request is None:
         return sni or ""
-    if protocol not in HTTP:
-        raise _RefusedFlowError(Refusal.NO_HTTP_HERE)
-    if protocol == "tls" and sni is None:
-        raise _RefusedFlowError(Refusal.NO_CLIENT_HELLO)
+    _refuse_if(protocol not in HTTP, Refusal.NO_HTTP_HERE)
+    _refuse_if(protocol == "tls" and sni is None, Refusal.NO_CLIENT_HELLO)
     request = flow.request
-    if request.method.upper() == "CONNECT":
-        raise _RefusedFlowError(Refusal.CONNECT)
-    if not request.hosts:
-        raise _RefusedFlowError(Refusal.NO_HOST)
+    _refuse_if(request.method.upper() == "CONNECT", Refusal.CONNECT)
+    _refuse_if(not request.hosts, Refusal.NO_HOST)
     authority, path, _ = split_target(request.target)
-    scheme = b"https" if protocol == "tls" else b"http"
-    if authority is not None and request.target.partition(b"://")[0].lower() != scheme:
-        raise _RefusedFlowError(Refusal.OTHER_SCHEME)
+    scheme = request.target.partition(b"://")[0].lower()
+    is_other = scheme != (b"https" if protocol == "tls" else b"http")
+    _refuse_if(authority is not None and is_other, Refusal.OTHER_SCHEME)
     is_asterisk = request.target == b"*" and request.method == "OPTIONS"
-    if not path.startswith(b"/") and not is_asterisk:
-        raise _RefusedFlowError(Refusal.TARGET_IS_NO_PATH)
+    _refuse_if(not path.startswith(b"/") and not is_asterisk, Refusal.TARGET_IS_NO_PATH)
     claimed = (*request.hosts, *(() if authority is None else (authority,)))
     names = {_authority(value, flow) for value in claimed}
-    if len(names) > 1:
-        raise _RefusedFlowError(Refusal.HOST_AND_TARGET_DIFFER)
-    if sni is not None and names != {sni}:
-        raise _RefusedFlowError(Refusal.SNI_AND_HOST_DIFFER)
+    _refuse_if(len(names) > 1, Refusal.HOST_AND_TARGET_DIFFER)
+    _refuse_if(sni is not None and names != {sni}, Refusal.SNI_AND_HOST_DIFFER)
     return names.pop()
 
 
 def _authority(raw: bytes, flow: Flow) -> str:
-    """The name of `NAME[:PORT]`; a given port must be the dialled one."""
     # The metadata service's address is a name of its own: clients use no other
-    if raw.startswith(b"["):
-        raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
+    _refuse_if(raw.startswith(b"["), Refusal.HOST_IS_ADDRESS)
     host, colon, port = raw.partition(b":")
-    if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
-        raise _RefusedFlowError(Refusal.OTHER_PORT_IN_HOST)
+    is_dialled = _PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port
+    _refuse_if(colon and not is_dialled, Refusal.OTHER_PORT_IN_HOST)
     if host == METADATA_ADDRESS.encode():
         return METADATA_ADDRESS
     if (name := canonical_name(host)) is not None:

@@ -1,7 +1,6 @@
 """The prepared parent of a run's supervisors and gateways: imports, then forks.
 
-A confined gateway can import nothing. One thread, one socket to its owner, one request at a time.
-Each child waits for `go`, so the journal names it first. All end with the owner.
+A confined gateway can import nothing. Each child waits for `go`, so the journal names it first.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from belljar import dataclass
@@ -33,7 +33,7 @@ Child = Callable[[list[int], int], NoReturn]
 
 
 def main(argv: list[str]) -> NoReturn:
-    """`FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more imports."""
+    """Take `FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more imports."""
     owner = socket.socket(fileno=int(argv[0]))
     # A terminal's signals are the owner's to handle: it ends the range in order
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -48,11 +48,11 @@ def main(argv: list[str]) -> NoReturn:
     gc.collect()
     gc.freeze()
     ipc.send(owner, {"ready": os.getpid()})
-    _ForkServer(owner, serve).work()
+    gateway = partial(run_gateway, serve=serve)
+    _work(owner, {"supervisor": run_supervisor, "gateway": gateway})
 
 
 def preload(more: Iterable[str] = ()) -> None:
-    """Import all that a child may need; it opens no file later."""
     import_all((*PRELOAD, *more))
     dataclass.prepare(GatewayConfig, SupervisorTask)
     with contextlib.suppress(ModuleNotFoundError):
@@ -68,30 +68,18 @@ def import_all(names: Iterable[str]) -> bool:
     return len(sys.modules) > known
 
 
-class _ForkServer:
-    def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401
-        self._owner = owner
-        # How children ended that nobody asked for yet, in waitpid's terms
-        self._statuses: dict[int, int] = {}
-        self._roles: Mapping[str, Child] = {
-            "supervisor": run_supervisor,
-            "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
-        }
-
-    def work(self) -> NoReturn:
-        """Until the owner is gone, and every child too."""
-        while True:
-            try:
-                message, fds = ipc.receive(self._owner)
-            except ipc.ClosedError:
-                os._exit(0)
-            # Here alone: until then the number of one that has ended is still its own.
-            with contextlib.suppress(ChildProcessError):  # there is none
-                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    self._statuses[ended[0]] = ended[1]
-            self._answer(message, fds)
-
-    def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
+def _work(owner: socket.socket, roles: Mapping[str, Child]) -> NoReturn:
+    # How children ended that nobody asked for yet, in waitpid's terms
+    statuses = dict[int, int]()
+    while True:
+        try:
+            message, fds = ipc.receive(owner)
+        except ipc.ClosedError:
+            os._exit(0)
+        # Here alone: until then the number of one that has ended is still its own.
+        with contextlib.suppress(ChildProcessError):  # there is none
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                statuses[ended[0]] = ended[1]
         answer: dict[str, Any] = {"number": int(message["number"])}
         made = list[int]()
         if "fork" in message:
@@ -99,29 +87,31 @@ class _ForkServer:
                 if import_all(message["imports"]):
                     gc.collect()
                     gc.freeze()
-                answer["pids"] = self._fork(message["fork"], fds, made)
+                answer["pids"] = _fork(roles, message["fork"], fds, made)
             except (ImportError, OSError) as exc:  # the other ranges go on
                 answer["error"] = f"no process can be made: {exc}"
         else:  # reported once
-            answer["status"] = self._statuses.pop(int(message["ended"]), None)
-        ipc.send(self._owner, answer, made)
+            answer["status"] = statuses.pop(int(message["ended"]), None)
+        ipc.send(owner, answer, made)
         for fd in (*fds, *made):  # The children and the owner have copies.
             os.close(fd)
 
-    def _fork(self, roles: Mapping[str, int], fds: list[int], made: list[int]) -> list[int]:
-        """Fork the children at once, so none shares this process's later writes."""
-        parent, at, pids = os.getpid(), 0, list[int]()
-        for role, count in roles.items():
-            own, at = fds[at : at + count], at + count
-            if (pid := os.fork()) == 0:
-                try:
-                    syscalls.die_with_parent(parent)
-                    syscalls.close_all_but((0, 1, 2, *own))  # no child has another's
-                    self._roles[role](own, parent)
-                except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
-                    print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
-                finally:
-                    os._exit(1)
-            made.append(os.pidfd_open(pid))
-            pids.append(pid)
-        return pids
+
+def _fork(
+    roles: Mapping[str, Child], counts: Mapping[str, int], fds: list[int], made: list[int]
+) -> list[int]:
+    parent, at, pids = os.getpid(), 0, list[int]()
+    for role, count in counts.items():
+        own, at = fds[at : at + count], at + count
+        if (pid := os.fork()) == 0:
+            try:
+                syscalls.die_with_parent(parent)
+                syscalls.close_all_but((0, 1, 2, *own))  # no child has another's
+                roles[role](own, parent)
+            except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
+                print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
+            finally:
+                os._exit(1)
+        made.append(os.pidfd_open(pid))
+        pids.append(pid)
+    return pids

@@ -1,13 +1,10 @@
 """The processes' messages within a range, over sequenced unix sockets: one bounded codec.
 
 Trusted processes send a JSON object a datagram, with descriptors (`send`, `receive`).
-At start they get documents in memory files (`fill`, `from_file`).
-A gateway may be compromised: `EventDecoder` checks every field, length and order it sends.
 
-From the gateway, a message is a head in one line and then each body's kept bytes in turn, in as
-few datagrams as that takes:
-`{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`.
-The kinds beside those of events:
+A gateway may be compromised: `EventDecoder` checks every field, length and order it sends.
+A message is a head in one line, `{"id", "kind", "data", "bodies": [{"name", …}]}`, and then each
+body's kept bytes, in as few datagrams as that takes. Beside the kinds of events:
 
 - `ready`: once, when it serves; `certificate` in its data is the CA's, PEM.
 - `alive`: a heartbeat, every few seconds, without data.
@@ -76,12 +73,11 @@ class ClosedError(Exception):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send an object and descriptors. Raises `ClosedError`, `ValueError`."""
+    """Raises `ClosedError`, `ValueError`."""
     text = _ENCODER.encode(message).encode()
     if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
@@ -95,7 +91,7 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object, and descriptors for the caller to close. Raises `ClosedError`, `OSError`."""
+    """Return the next object, and descriptors to close. Raises `ClosedError`, `OSError`."""
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
         if not text:  # the connection's end, as nothing here sends an empty datagram
@@ -113,7 +109,6 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
-    """Redirect a fork's output, then wait for the owner."""
     for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(stderr_fd, standard)
     os.close(stderr_fd)
@@ -122,7 +117,6 @@ def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
 
 
 def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
-    """The next datagram. Raises `ClosedError`."""
     datagram = _to_the_last(partial(source.recv, max_bytes))
     if not datagram:
         raise ClosedError
@@ -138,8 +132,6 @@ def _to_the_last(read: Callable[[], _T]) -> _T:
 
 
 def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[int], int]:
-    """As `socket.recv_fds`, which in Python 3.11 drops its flags: descriptors would be
-    inherited."""
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * _INT.size)
     text, ancillary, flags, _ = source.recvmsg(max_bytes, room, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
@@ -152,13 +144,11 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
 
 
 def fill(fd: int, document: Mapping[str, Any]) -> None:
-    """Write the document into the open file."""
     with os.fdopen(os.dup(fd), "w") as file:
         file.write(json.dumps(document))  # json.dump would do it in Python, eight times as slow
 
 
 def from_file(fd: int) -> dict[str, Any]:
-    """The document in an open memory file; closes it. Raises `ValueError`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)
@@ -168,12 +158,9 @@ def from_file(fd: int) -> dict[str, Any]:
     return document
 
 
-# ---- events and requests of a gateway
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An event, notice (`READY`, `ALIVE`, `ENDED`) or request (`ASK`); `id`: once sent."""
+    """The `id` is set once it was sent."""
 
     kind: str
     data: Mapping[str, Any]
@@ -186,7 +173,7 @@ class WireViolationError(ValueError):
 
 
 def encode_event(number: int, item: Item) -> list[bytes]:
-    """An event's datagrams. Raises `ValueError` beyond the bounds."""
+    """Return an event's datagrams. Raises `ValueError` beyond the bounds."""
     refs = [
         {"name": body.name, "kept_bytes": len(body.content)}
         | {"total_bytes": body.total_bytes, "sha256": body.sha256}
@@ -201,12 +188,11 @@ def encode_event(number: int, item: Item) -> list[bytes]:
 
 
 def encode_ack(number: int) -> bytes:
-    """The datagram that acknowledges a message."""
     return _ENCODER.encode({"ack": number}).encode()
 
 
 def encode_reply(number: int, body: bytes, *, ok: bool = True) -> list[bytes]:
-    """A reply's datagrams; `ok` False: the body explains. Raises `ValueError`."""
+    """Return a reply's datagrams; if not `ok`, the body explains. Raises `ValueError`."""
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {len(body)} bytes")
     pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
@@ -214,8 +200,6 @@ def encode_reply(number: int, body: bytes, *, ok: bool = True) -> list[bytes]:
 
 
 class EventDecoder:
-    """The owner's side: datagrams in, one message held."""
-
     def __init__(self) -> None:
         self._head: Mapping[str, Any] | None = None
         self._content, self._wanted_bytes = bytearray(), 0
@@ -223,7 +207,7 @@ class EventDecoder:
         self._is_ready = self._is_over = False
 
     def feed(self, datagram: bytes) -> Item | None:
-        """The message completed by this datagram. Raises `WireViolationError`, for good."""
+        """Return the message completed by this datagram. Raises `WireViolationError`, for good."""
         _must(0 < len(datagram) <= MAX_DATAGRAM_BYTES, "a datagram of no or too many bytes")
         if self._head is None:
             line, _, datagram = datagram.partition(b"\n")

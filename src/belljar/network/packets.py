@@ -12,7 +12,7 @@ import mmap
 import os
 import socket
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 from belljar.network.syscalls import set_receive_buffer
 
@@ -65,28 +65,28 @@ _MAX_CONNECTIONS: Final = 16_384
 _MAX_ANSWERED, _MAX_ENDED = 65_536, 16_384
 _SYN, _RST, _FIN_OR_RST = 0x02, 0x04, 0x05
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-# Most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max`
-# allows.
+# Most of a second of what a gateway can send; an ordinary user gets what the host allows.
 _SOCKET_BUFFER_BYTES: Final = 64 << 20
 # Frames in one go: a cell that floods keeps the supervisor from no other work.
 _MAX_AT_ONCE: Final = 512
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
-    `dropped_packets`: inbound and handshakes' frames that aren't whole, which are missing evidence.
-    `cut_packets`: others of the range's, cut or without room. `datagrams`: to a cell, by UDP.
+    `dropped_packets`: frames of cells and handshakes that aren't whole, which are missing evidence.
+    `cut_packets`: others, cut or without room. `datagrams`: to a cell, by UDP.
     `answered`: connections on which a cell was sent a first byte (False), or more than a handshake
     has (True), until the caller empties it.
     """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
-        """Take over the descriptor of an empty file. Raises `OSError`."""
         self.packets = self.dropped_packets = self.cut_packets = self.datagrams = 0
-        # Maps, of which the kernel gives only what is written: most ranges have few frames.
+        # Maps, of which the kernel gives only what is written: most ranges have few frames. The
+        # caller puts a frame into `room` before it calls `keep`.
         self.room: Final = memoryview(mmap.mmap(-1, SNAP_BYTES, mmap.MAP_PRIVATE))
-        """Where the caller puts a frame before it calls `keep`."""
         self.answered: list[tuple[bytes, bool]] = []
         self._flights: dict[bytes, int] = {}  # connection → bytes of it that are kept whole
         # Answered connections: what was sent, until either side ends it; more may follow then
@@ -104,7 +104,9 @@ class PacketFile:
         used = self._written + self._end
         is_evidence = not is_sent or self._take_sent(length)
         if not is_sent and self.room[_FLAGS_AT] & _RST:
-            self._take_reset(length)
+            # Perhaps a false one: it has the connection forgotten sooner than others.
+            sent, *_ = tcp_part(self.room[: min(length, _HEADERS_BYTES)], length)
+            self._end_of(sent[4:8] + sent[:4] + sent[10:12] + sent[8:10])
         is_cut = not is_evidence and used > self._max_bytes // 2
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
@@ -127,13 +129,11 @@ class PacketFile:
         self._end += size
 
     def flush(self) -> None:
-        """Give everything to the kernel. Raises `OSError`."""
         _write_all(self._fd, self._pending[: self._end])
         self._written += self._end
         self._end = 0
 
     def _take_sent(self, length: int) -> bool:
-        """Note what a frame answers; return whether it is a handshake's."""
         head = self.room[: min(length, _HEADERS_BYTES)]
         connection, begins, size, flags = tcp_part(head, length)
         is_ip = bytes(head[12:14]) == _IPV4 and length > _PROTOCOL_AT
@@ -150,7 +150,7 @@ class PacketFile:
                 self.answered.append((connection, False))
             if before <= MAX_HANDSHAKE_BYTES < before + size:
                 self.answered.append((connection, True))
-            _put(table, connection, before + size, most)
+            put_bounded(table, connection, before + size, most)
         if flags & _FIN_OR_RST:
             self._end_of(connection)
         if not begins and not size:
@@ -158,30 +158,25 @@ class PacketFile:
         left = _FLIGHT_BYTES if begins else self._flights.get(connection, 0)
         self._flights.pop(connection, None)
         if size < left:
-            _put(self._flights, connection, left - size, _MAX_CONNECTIONS)
+            put_bounded(self._flights, connection, left - size, _MAX_CONNECTIONS)
         return begins or size <= left  # larger than what is left of a flight: an answer
-
-    def _take_reset(self, length: int) -> None:
-        # A cell's, perhaps a false one: it has the connection forgotten sooner than others.
-        sent, *_ = tcp_part(self.room[: min(length, _HEADERS_BYTES)], length)
-        self._end_of(sent[4:8] + sent[:4] + sent[10:12] + sent[8:10])
 
     def _end_of(self, connection: bytes) -> None:
         if connection in self._sent:
-            _put(self._ended, connection, self._sent.pop(connection), _MAX_ENDED)
+            put_bounded(self._ended, connection, self._sent.pop(connection), _MAX_ENDED)
 
 
-def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> None:
-    if len(table) >= most:
-        del table[next(iter(table))]
-    table[connection] = size
+def put_bounded(table: dict[_K, _V], key: _K, value: _V, most: int) -> _V | None:
+    """Put it last; return the oldest value, forgotten when there are more than `most`."""
+    table.pop(key, None)
+    table[key] = value
+    return table.pop(next(iter(table))) if len(table) > most else None
 
 
 def tcp_part(head: memoryview, length: int) -> tuple[bytes, bool, int, int]:
-    """A frame's connection, if its TCP payload begins a TLS handshake, its size, TCP's flags.
+    """Return a frame's connection, if it begins a TLS handshake, its payload's size, its flags.
 
-    Connection: both addresses, then both ports, the sender's first. `length`: of the frame, which
-    begins with `head`. Pure.
+    The connection: both addresses, then both ports, the sender's first. Pure.
     """
     if (
         bytes(head[12:14]) != _IPV4
@@ -211,25 +206,23 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """All frames of this namespace's devices but loopback. Made before any device."""
+    """Reads all frames but loopback's. It is made before any device."""
 
     def __init__(self) -> None:
-        self.lost = 0
-        """Frames that the kernel had no room for."""
+        self.lost = 0  # Frames that the kernel had no room for.
         self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
         set_receive_buffer(self.socket, _SOCKET_BUFFER_BYTES)
+        # The kernel's count: a frame takes more than its bytes.
         self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        """The kernel's count: a frame takes more than its bytes."""
 
     def read_into(self, file: PacketFile) -> bool:
         """Take at most 512 frames; return whether more may follow."""
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:
-                # With MSG_TRUNC the length is the frame's own, also where the room is smaller
-                # (packet(7)).
+                # With MSG_TRUNC the length is the frame's own (packet(7)).
                 length, ancillary, _, address = self.socket.recvmsg_into(
                     [file.room], _ANCILLARY_BYTES, socket.MSG_TRUNC
                 )
@@ -250,7 +243,6 @@ class Tap:
         return taken == _MAX_AT_ONCE
 
     def count_lost(self) -> int:
-        """How many frames were lost since it was made."""
         statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
         self.lost += _STATISTICS.unpack(statistics)[1]  # the kernel counts anew each time
         return self.lost

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import os
 import platform
+import resource
 import signal
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from belljar.libc import LIBC, must
@@ -39,27 +41,27 @@ _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR: Final = 442
 _CLOSE_RANGE: Final = 436
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; not in Python's socket
+# Of supervisor and gateway. A core of 1 byte: none is written, nor piped (as in plan.jail).
+_LIMITS: Final = {resource.RLIMIT_CORE: 1, resource.RLIMIT_MEMLOCK: 0}
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
     must(LIBC.unshare(flags), "unshare")
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent's thread ends. Id changes clear it."""
+    """Send SIGKILL when the parent's thread ends. A change of ids clears it."""
     _prctl("parent-death signal", _PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:  # It may have ended before the kernel was asked.
         os._exit(1)
 
 
 def no_new_privileges() -> None:
-    """PR_SET_NO_NEW_PRIVS."""
     _prctl("no new privileges", _PR_SET_NO_NEW_PRIVS, 1)
 
 
 def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
-    """PR_SET_DUMPABLE: off, this uid's processes can't trace it."""
+    """Set PR_SET_DUMPABLE: off, this uid's processes can't trace it."""
     _prctl("dumpable", _PR_SET_DUMPABLE, int(yes))
 
 
@@ -93,7 +95,6 @@ def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False
 
 
 def install_filter(program: bytes) -> None:
-    """A seccomp filter (`struct sock_filter[]`). Needs no_new_privs."""
     rules = ctypes.create_string_buffer(program, len(program))
     # `struct sock_fprog`: the number of instructions, of 8 bytes each, and where they are.
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(rules))
@@ -103,14 +104,13 @@ def install_filter(program: bytes) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """mount(2)."""
     paths = os.fsencode(source), os.fsencode(target)
     result = LIBC.mount(*paths, kind.encode(), ctypes.c_ulong(flags), options.encode())
     must(result, f"mount {target}")
 
 
 def restrict_mount(target: str) -> None:
-    """Read-only, nosuid, nodev, noexec: mount_setattr (Linux 5.12)."""
+    """Make it read-only, nosuid, nodev, noexec: mount_setattr (Linux 5.12)."""
     bits = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC  # the same as MOUNT_ATTR_*
     # -100 below is AT_FDCWD, without a meaning for an absolute path.
     attributes = struct.pack("=QQQQ", bits, 0, 0, 0)
@@ -121,7 +121,6 @@ def restrict_mount(target: str) -> None:
 
 
 def enter_root(directory: str) -> None:
-    """Make `directory` the root, and unmount the old."""
     os.chdir(directory)
     # The old root is put on top of the new one (pivot_root(2)): it needs no directory there.
     must(LIBC.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
@@ -130,7 +129,6 @@ def enter_root(directory: str) -> None:
 
 
 def close_all_but(kept: tuple[int, ...]) -> None:
-    """Close every descriptor that is not listed."""
     start = 0
     # The last is above any descriptor: it closes what is behind the last one that is kept.
     for fd in (*sorted(set(kept)), 1 << 31):
@@ -141,8 +139,16 @@ def close_all_but(kept: tuple[int, ...]) -> None:
         start = fd + 1
 
 
+def mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def limit_resources(limits: Mapping[int, int]) -> None:
+    for limit, value in {**_LIMITS, **limits}.items():
+        resource.setrlimit(limit, (value, value))
+
+
 def set_receive_buffer(end: socket.socket, size_bytes: int) -> None:
-    """Exceed `net.core.rmem_max` with a capability over the host, else stop there."""
     try:
         end.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size_bytes)
     except PermissionError:
@@ -238,8 +244,7 @@ OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_TCP, socket.TCP_QUICKACK),
 )
-# Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which
-# a signal is sent.
+# Not among them: F_SETOWN and F_SETSIG, by which a signal is sent.
 _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
 # The gateway opens for reading alone, removes nothing and takes no connections.
 _NOT_SUPERVISORS: Final = _names("openat openat2 unlink unlinkat accept accept4 listen")
@@ -268,13 +273,11 @@ _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 _Instruction = tuple[int, int, int, int]
 # An argument's number, how it is tested, and with what; `_ANY_BIT` passes if none is set.
 _Test = tuple[int, int, int]
-# A call, what the kernel does with it, and the tests of which all must pass; the first that
-# matches decides.
+# A call, what the kernel does with it, and tests that all pass; the first that matches decides.
 _Rule = tuple[str, int, Sequence[_Test]]
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
-    """The filter for `machine`, else this one. Raises `KeyError`."""
     # Urgent bytes of a unix stream are code of the kernel's that nothing here needs. No `sendmsg`:
     # it has options where no filter can look (UDP_SEGMENT: many datagrams in one frame).
     flags = int(_MSG_FASTOPEN | socket.MSG_OOB)
@@ -288,7 +291,6 @@ def gateway_filter(machine: str | None = None) -> bytes:
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
-    """The supervisor's; `may_enter`: network namespaces, by itself."""
     rules: list[_Rule] = [
         *((name, _ALLOW, ()) for name in SUPERVISOR_ALLOWED),
         *((name, _KILL, ()) for name in KILLING),
@@ -303,7 +305,6 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
 
 
 def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes:
-    """Return the filter with common rules and the refusal of all else."""
     program: list[_Instruction] = [
         # First, as a number is another call on another architecture (seccomp(2)).
         (_LOAD, 0, 0, _ARCH_AT),
@@ -316,14 +317,12 @@ def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes
     rules = [
         *rules,
         *(("fcntl", _ALLOW, [(1, _EQUAL, command)]) for command in _FCNTLS),
-        # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
-        # checks.
+        # F_SETFL without O_ASYNC, which sends signals past kill's checks.
         ("fcntl", _ALLOW, [(1, _EQUAL, fcntl.F_SETFL), (2, _ANY_BIT, os.O_ASYNC)]),
         # Of another process it would show whether there is one
         ("sched_getaffinity", _ALLOW, [(0, _EQUAL, 0)]),
         *(("ioctl", _ALLOW, [(1, _EQUAL, request)]) for request in ioctls),
-        # Its flags are in memory, where no filter can look: told that there is none, a C library
-        # takes clone.
+        # Its flags are in memory, where no filter can look: a C library takes clone then.
         ("clone3", _FAIL | errno.ENOSYS, ()),
     ]
     for name, result, tests in rules:
@@ -334,8 +333,7 @@ def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes
 
 
 def _instructions(number: int, result: int, tests: Sequence[_Test]) -> Iterator[_Instruction]:
-    # How many instructions lie between each jump and the rule's end, where the number is loaded
-    # again if an argument was.
+    # The instructions between a jump and the rule's end, where the number is loaded again.
     left = 2 * len(tests) + 1
     yield (_EQUAL, 0, left + bool(tests), number)
     for argument, test, value in tests:

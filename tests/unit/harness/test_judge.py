@@ -13,7 +13,7 @@ from inspect_ai.log import EvalSample
 from inspect_ai.scorer import Score
 from tests.unit.harness.runs import one_sample
 
-from belljar.cli.run import dropped, remarks, show_findings, table
+from belljar.cli.run import dropped, lines_of, show_findings, table
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import FINDINGS, read_sample, stored_evidence
 from belljar.ledger.keys import local_fingerprint
@@ -103,5 +103,5 @@ def test_any_text_can_be_shown(text: str) -> None:
     found = findings(text)
     assert len(table(collect(found))) == 2  # its head is one
     assert all(
-        "\x1b" not in line for line in (*remarks(collect(found)), *problems_and_errors(found))
+        "\x1b" not in line for line in (*lines_of(collect(found)), *problems_and_errors(found))
     )

@@ -176,7 +176,7 @@ def test_watch_shows_what_runs_now(
         (Kind.EXEC_STARTED, {**started, "stdin": False, "timeout_s": None}),
     ):
         run.recorder.record(Event(kind=kind, data=data, cell_id=CELL))  # type: ignore[arg-type]
-    assert belljar(["watch", "--once"]) == 0
+    assert belljar(["watch"]) == 0
     shown = capsys.readouterr().out
     assert "1 runs, 1 cells" in shown
     assert CELL in shown

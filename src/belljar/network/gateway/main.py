@@ -58,17 +58,8 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     os._exit(1)
 
 
-def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
-    """Send listeners by name or port. Raises `OSError`, `ipc.ClosedError`."""
-    names = list(listeners)
-    for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
-        part = names[at : at + ipc.MAX_DESCRIPTORS]
-        fds = [listeners[name].fileno() for name in part]
-        ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
-
-
-_SCRATCH_BYTES: Final = 1 << 20  # A leaf's key and a handshake's secrets take a few KiB.
-NO_CORE: Final = 1  # as in plan.jail
+# A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
+_SCRATCH_BYTES: Final = 1 << 20
 _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 
 
@@ -80,7 +71,7 @@ def confine(
     `uid` is the host's, or None in a user namespace; `directories` go read-only below `/s`.
     `memory_bytes` count beside what the fork shares.
     """
-    mapped = _mapped_bytes()
+    mapped_bytes = syscalls.mapped_bytes()
     if uid is None:
         own_uid, own_gid = os.geteuid(), os.getegid()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
@@ -97,15 +88,12 @@ def confine(
     # A search for survivors by an ordinary user needs to see its namespaces
     syscalls.set_dumpable(uid is None)
     limits = {
-        resource.RLIMIT_AS: mapped + memory_bytes,
+        resource.RLIMIT_AS: mapped_bytes + memory_bytes,
         resource.RLIMIT_NOFILE: files,
         resource.RLIMIT_NPROC: 0,  # No thread either
-        resource.RLIMIT_CORE: NO_CORE,
         resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
-        resource.RLIMIT_MEMLOCK: 0,
     }
-    for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value))
+    syscalls.limit_resources(limits)
     syscalls.no_new_privileges()
     syscalls.install_filter(gateway_filter())
 
@@ -133,13 +121,3 @@ def _make_root(directories: Mapping[str, str]) -> None:
     syscalls.mount("tmpfs", scratch, "tmpfs", bare, options)
     syscalls.restrict_mount(root)
     syscalls.enter_root(root)
-
-
-def limit_address_space(more_bytes: int) -> None:
-    limit = _mapped_bytes() + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _mapped_bytes() -> int:
-    # What the fork has mapped, most of it shared with its parent.
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,1 +1,1 @@
-"""The owner's side of a range. Must not: touch a link, a rule or a frame."""
+"""The owner's side of a range. It touches no link, rule or frame."""

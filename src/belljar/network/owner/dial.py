@@ -1,12 +1,11 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway gets one end of a relay (`owner.relay`) or a reason. A name is resolved once a range, by
-the host's resolver, and pinned against DNS rebinding; every address must be public.
+A name is resolved once a range, by the host's resolver, and pinned against DNS rebinding; every
+address must be public.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import socket
 import ssl
@@ -28,11 +27,9 @@ from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.units import printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
-# An answer with more addresses is refused.
-MAX_ADDRESSES: Final = 64
+MAX_ADDRESSES: Final = 64  # An answer with more is refused.
 _MAX_BUNDLE_BYTES: Final = 4 << 20
-# Of a route without a gateway: what leads to a network at the end of a link. A wider one leads to
-# the world (a tunnel's `0.0.0.0/1`).
+# Of a route without a gateway: a wider one leads to the world (a tunnel's `0.0.0.0/1`).
 _MIN_PREFIX: Final = {4: 8, 6: 16}
 
 # Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890)
@@ -48,12 +45,7 @@ _SPECIAL: Final = (
 )
 Network = IPv4Network | IPv6Network
 FORBIDDEN: Final[tuple[Network, ...]] = (*rules.FORBIDDEN, *map(ip_network, _SPECIAL))
-_BUNDLES: Final = (
-    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
-    "/var/lib/ca-certificates/ca-bundle.pem",  # SUSE
-    "/etc/ssl/cert.pem",
-)
+_BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
 
 
 class NotAnUpstreamError(ValueError):
@@ -61,7 +53,7 @@ class NotAnUpstreamError(ValueError):
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The request's upstream and port. Raises `NotAnUpstreamError`."""
+    """Return the request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -78,74 +70,56 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     raise NotAnUpstreamError(f"a dial request for what is no upstream of this range: {what}")
 
 
-def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why an address may not be dialled, or "". `near`: the host's networks."""
+def problem_of(address: str, near: Collection[Network] = ()) -> str:
+    """Return why it may not be dialled, or ""."""
     try:
         parsed = ip_address(address)
     except ValueError:
         return "is no address"
     if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
         return "is of one link"
-    if parsed in {ip_address(each.partition("%")[0]) for each in own}:
-        return "is this host's own"
     is_special = parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
     if is_special or not parsed.is_global or any(parsed in net for net in FORBIDDEN):
         return "is not a public one"
     if any(parsed in net for net in near):
-        return "is of a network that this host is on"
+        return "is of this host, or of a network that it is on"
     return ""
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """The host's resolver's addresses in order, each once. Raises `OSError`."""
     # An absolute name gets no search domain (resolv.conf(5))
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def is_ours(address: str) -> bool:
-    """Whether it is this host's address; unknown: True."""
-    try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError as exc:
-        return exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-    return True
-
-
 def networks_near() -> tuple[Network, ...]:
-    """Directly routed networks, in any table. Raises `OSError`."""
+    """Return this host's addresses and directly routed networks. Raises `OSError`."""
     with netlink.open_socket() as kernel:
         routes = netlink.list_routes(kernel)
-    direct = (route.to for route in routes if route.is_direct())
-    return tuple(to for to in direct if to.prefixlen >= _MIN_PREFIX[to.version])
+    near = (route.to for route in routes if route.is_near())
+    return tuple(to for to in near if to.prefixlen >= _MIN_PREFIX[to.version])
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address, no name. Raises `OSError`."""
     return socket.create_connection((address, port), CONNECT_TIMEOUT_S)
 
 
 def read_authorities() -> str:
-    """This host's public CAs, PEM. Raises `HostError`."""
+    """Return this host's public CAs, PEM. Raises `HostError`."""
     # As at the start: no `.env` file of a task names the roots of trust.
     named = environment_at_start().get("SSL_CERT_FILE")
-    for path in (named or ssl.get_default_verify_paths().openssl_cafile, *_BUNDLES):
+    for path in (named or ssl.get_default_verify_paths().openssl_cafile, _BUNDLE):
         with suppress(OSError, UnicodeError):
             text = Path(path).read_text("utf-8")
             if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:
                 return text
     what = "this host has no bundle of public certification authorities to check upstreams by"
-    raise HostError(what, where=_BUNDLES[0], hint="install the package ca-certificates")
+    raise HostError(what, where=_BUNDLE, hint="install the package ca-certificates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How upstreams are reached; `problem_of` judges each resolved address."""
-
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
-    is_ours: Callable[[str], bool] = is_ours
     networks_near: Callable[[], tuple[Network, ...]] = networks_near
     connect: Callable[[str, int], socket.socket] = connect
     read_authorities: Callable[[], str] = read_authorities
@@ -156,7 +130,7 @@ Record = Callable[[Mapping[str, JsonValue]], None]
 
 
 class Dialler:
-    """One range's dialler, of this number in the run. Thread-safe; methods block."""
+    """Its methods block, and are thread-safe."""
 
     def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
         self._network, self._reach, self._spending = network, reach, spending
@@ -166,7 +140,7 @@ class Dialler:
         self._refused: dict[str, str] = {}
 
     def dial(self, body: bytes, record: Record) -> socket.socket:
-        """The end of a relay, the caller's to close; recorded before it is dialled or refused.
+        """Return the end of a relay, to be closed; recorded before it is dialled or refused.
 
         Raises `NotDialledError`, `OSError`; `NotAnUpstreamError`: the range is to be ended.
         """
@@ -211,7 +185,6 @@ class Dialler:
             except (OSError, UnicodeError) as exc:
                 reason = printable(str(exc), max_chars=200)
                 raise NotDialledError(f"the name can't be resolved: {reason}") from exc
-            own = [address for address in addresses if self._reach.is_ours(address)]
             try:
                 near = self._reach.networks_near()
             except OSError as exc:
@@ -219,7 +192,7 @@ class Dialler:
                 raise NotDialledError(f"this host's own networks can't be read: {reason}") from exc
             if 0 < len(addresses) <= MAX_ADDRESSES:
                 # A name that also stands for something private is not what the author meant.
-                judged = ((each, problem_of(each, own, near)) for each in addresses)
+                judged = ((each, problem_of(each, near)) for each in addresses)
                 problems = [f"{printable(each, max_chars=80)} {why}" for each, why in judged if why]
             else:
                 problems = [f"the name has {len(addresses) or 'no'} addresses"]

@@ -49,6 +49,8 @@ HINT_ENDED: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+_running: dict[tuple[int, Path, str], ForkServer] = {}
+_running_lock: Final = threading.Lock()
 # `-I` keeps the environment and the working directory out; the third argument is the import path.
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server "
@@ -58,23 +60,18 @@ _BOOT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A forked process. The holder closes `pidfd`."""
-
     process: ProcessId
     pidfd: int
 
     def kill(self) -> None:
-        """SIGKILL; harmless when it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Whether it has ended by then."""
         return bool(wait_readable([self.pidfd], timeout_s))
 
 
 def wait_readable(fds: Sequence[int], timeout_s: float) -> set[int]:
-    """Descriptors that are readable or ended in time."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -83,8 +80,6 @@ def wait_readable(fds: Sequence[int], timeout_s: float) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class RangeProcesses:
-    """A range's processes and the owner's sockets to them."""
-
     supervisor: Child
     gateway: Child
     control: socket.socket
@@ -93,17 +88,13 @@ class RangeProcesses:
     fork_server: ForkServer
 
     def close(self) -> None:
-        """Close the owner's ends."""
         self.control.close()
         self.events.close()
         close_all((self.stderr, self.supervisor.pidfd, self.gateway.pidfd))
 
 
 class ForkServer:
-    """A running fork server; `started_fork_server` counts `users`."""
-
     def __init__(self, serve: str = SERVE, imports: Sequence[str] = ()) -> None:
-        """`imports`: a range's needs, imported at once. Raises `HostError`."""
         ours, theirs = ipc.pair()
         self.users = 0
         self._socket = ours
@@ -135,10 +126,6 @@ class ForkServer:
             )
             undo.pop_all()
         self.process = identify(self._process.pid)
-
-    def is_alive(self) -> bool:
-        """Whether it can still fork."""
-        return self._process.poll() is None
 
     def wait_ready(self) -> None:
         """Wait until imports are done. Raises `HostError`, `CellError`."""
@@ -181,7 +168,7 @@ class ForkServer:
         return children
 
     def how_ended(self, child: Child) -> str:
-        """`exit 1`, `SIGKILL`; "" when unknown."""
+        """Return `exit 1` or `SIGKILL`; "" when unknown."""
         with suppress(CellError), self._lock:
             message, _ = self._ask({"ended": child.process.pid})
             if message["status"] is not None:
@@ -190,11 +177,9 @@ class ForkServer:
         return ""
 
     def diagnosis(self) -> str:
-        """Its standard error, escaped and bounded."""
         return printable(os.pread(self._stderr, _MAX_DIAGNOSIS_BYTES, 0).strip(), max_chars=2000)
 
     def end(self) -> None:
-        """Its children die with it. Bounded."""
         self._socket.close()
         if not self._is_ready:  # it would import everything before it saw the closed socket
             self._process.kill()
@@ -208,7 +193,6 @@ class ForkServer:
     def _ask(
         self, message: dict[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """Its answer and descriptors; the caller holds the lock. Raises `CellError`."""
         self._last_number += 1
         try:
             ipc.send(self._socket, {**message, "number": self._last_number}, fds)
@@ -229,19 +213,15 @@ def _discard(pidfds: Sequence[int]) -> None:
         os.close(pidfd)
 
 
-_running: dict[tuple[int, Path, str], ForkServer] = {}
-_running_lock: Final = threading.Lock()
-
-
 @contextmanager
 def started_fork_server(
     home: Path, serve: str = SERVE, imports: Sequence[str] = ()
 ) -> Iterator[ForkServer]:
-    """The store's shared fork server, maybe still importing (`wait_ready`). Raises `HostError`."""
+    """Share the store's fork server, maybe still importing. Raises `HostError`."""
     key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
     with _running_lock:
         fork_server = _running.get(key)
-        if fork_server is None or not fork_server.is_alive():
+        if fork_server is None or fork_server._process.poll() is not None:
             fork_server = _running[key] = ForkServer(serve, imports)
         fork_server.users += 1
     try:
@@ -256,7 +236,6 @@ def started_fork_server(
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
-    """Map an ordinary user's child's user namespace. Raises `HostError`."""
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
         numbers = (str(number) for line in lines for number in line)
         status, output = run_briefly(str(program), str(child.process.pid), *numbers)
@@ -269,14 +248,11 @@ def map_ids(child: Child, ids: JailIds) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeSpec:
-    """What a range is made from."""
-
     network: NetworkPlan
     layout: RangeLayout
     directory: Path  # an existing one, for the packet record, which stays
     check_every_s: float = CHECK_EVERY_S  # of the rules, and of the gateway's heartbeat
-    # Beyond that, how long a part may be silent to an owner that listens, and the supervisor may
-    # wait for an owner that doesn't.
+    # Beyond that, how long a part may be silent, and the supervisor may wait for its owner.
     timeout_s: float = TIMEOUT_S
     serve: str = SERVE  # `module:function` of the gateway
     reach: Reach = field(default_factory=Reach)
@@ -294,7 +270,7 @@ def fork_pair(
     supervisor_uid: int | None,
     gateway_uid: int | None,
 ) -> RangeProcesses:
-    """A pair waiting for `go`; the supervisor keeps `held` open."""
+    """Return a pair waiting for `go`; the supervisor keeps `held` open."""
     directories = _directories(spec.network, gateway_uid)
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:

@@ -32,7 +32,6 @@ from belljar.network.owner.processes import (
     map_ids,
     started_fork_server,
 )
-from belljar.network.owner.told import ToldConnections
 from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
@@ -49,10 +48,10 @@ _NOT_ENDED: Final = Destruction(
 
 
 class NetworkRange:
-    """A range with rules in force and a serving gateway, no cell yet; destroyed with its block.
+    """A range has rules in force and a serving gateway; it is destroyed with its block.
 
-    `recorder`: thread-safe. `on_failure`: called once, from a thread, when it ended by itself, its
-    processes dead, its cells the caller's. `handle_request`: answers the gateway (`openai`).
+    `recorder`: thread-safe. `on_failure`: called once, from a thread, when it ended by itself; its
+    processes are dead, its cells the caller's. `handle_request`: answers the gateway (`openai`).
     Entering raises `HostError`: this host can't; `CellError`: it did not come up.
     """
 
@@ -66,6 +65,7 @@ class NetworkRange:
         handle_request: RequestHandler | None = None,
     ) -> None:
         self.id = new_range_id()
+        self.layout: RangeLayout = spec.layout
         self._where = f"range {self.id}"
         self.destruction: Destruction | None = None
         self._spec, self._recorder, self._home = spec, recorder, home
@@ -97,32 +97,22 @@ class NetworkRange:
         await self.destroy()
 
     @property
-    def layout(self) -> RangeLayout:
-        """Who has which address."""
-        return self._spec.layout
-
-    @property
     def pids(self) -> tuple[int, ...]:
-        """Supervisor's and gateway's, on this host."""
         return tuple(process.pid for process in self._entry.processes) if self._entry else ()
 
     @property
     def certificate(self) -> bytes:
-        """The range CA's certificate, PEM; may be empty."""
         return b"" if self._watch is None else self._watch.certificate
 
     @property
     def user_namespace(self) -> int | None:
-        """User namespace for cells' jails; None for root."""
         return self._pins.get("user") if self._is_users else None
 
     @property
     def error(self) -> BelljarError | None:
-        """The error that ended it, if any."""
         return None if self._watch is None else self._watch.error
 
     def counters(self) -> Mapping[str, int]:
-        """Packets by rule, recorded and lost, as last checked."""
         return {} if self._watch is None else self._watch.counters()
 
     async def attach(self, cell: str, pid: int, *, offloads: bool = True) -> None:
@@ -134,15 +124,12 @@ class NetworkRange:
         await anyio.to_thread.run_sync(self._attach, cell, pid, offloads)
 
     def namespace_of(self, cell: str) -> int | None:
-        """The cell port's namespace id; None before `attach`."""
         return self._attached.get(cell)
 
     async def check(self) -> None:
-        """As `check_now`, without blocking the event loop."""
         await anyio.to_thread.run_sync(self.check_now)
 
     def check_now(self) -> None:
-        """Read the rules back. Raises the range's error."""
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
@@ -202,15 +189,13 @@ class NetworkRange:
         may_ask = any(item.kind == "openai" for item in self._spec.network.stand_ins)
         watch = RangeWatch(
             self.id,
+            self._spec,
             processes,
             self._recorder,
             on_failure=self._died,
             # Else a gateway could send to the model's provider what the policy lets out nowhere
             handle_request=self._handle_request if may_ask else None,
             dialler=self._dialler,
-            told=ToldConnections(self.layout, self._spec.network),
-            max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
-            timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )
         watch.start()
@@ -288,8 +273,7 @@ class NetworkRange:
                 raise CellError(what, where=self._where)
             fds = [namespace]
             if not self._is_users:
-                # Root's supervisor may enter no namespace: what it needs of the cell's is opened
-                # here, in a thread that goes nowhere else.
+                # Root's supervisor may enter no namespace: what it needs of it is opened here.
                 fds.append(opened.enter_context(links.tables_of(namespace)).fileno())
             self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
             self._attached[cell] = number
@@ -316,7 +300,6 @@ class NetworkRange:
             return destruction
 
     def _end_processes(self) -> bool:
-        """Return True if both processes ended and all their reports were read."""
         processes, watch = self._processes, self._watch
         if processes is None:
             return True
@@ -324,8 +307,7 @@ class NetworkRange:
             watch.closing = True
         has_namespaces = self._entry is not None and self._entry.namespaces
         if watch is not None and self.error is None and has_namespaces:
-            # The gateway first reports what is in progress; without the last packets, logs and
-            # counts evidence is missing, and the range has failed, whatever it did before
+            # Without what is in progress, the last packets, logs and counts evidence is missing
             watch.end_gateway()
             processes.gateway.kill()
             try:
@@ -343,8 +325,7 @@ class NetworkRange:
         return False
 
     def _prove_gone(self, started: float, *, have_ended: bool) -> Destruction:
-        # Ids and namespaces stay this range's until the search is over: another range could have
-        # their numbers at once
+        # Until the search is over no other range may have the numbers of its ids and namespaces
         if self._processes is not None and have_ended:  # else their thread goes on reading
             self._processes.close()
         with self._held:

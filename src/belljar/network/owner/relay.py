@@ -22,7 +22,7 @@ MAX_OPEN: Final = 16
 
 
 class NotDialledError(ValueError):
-    """Nothing was dialled, which is not recorded yet; the text says why."""
+    """Nothing was dialled, and nothing recorded yet."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,6 @@ class _Account:  # A range's bytes on one upstream.
 
 
 class RunSpending:
-    """A run's bytes per real upstream, and the connections spending them."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._accounts: dict[tuple[int, str], _Account] = {}
@@ -45,7 +43,7 @@ class RunSpending:
 
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
-        """Around a dial, which costs `DIAL_BYTES`. Raises `NotDialledError`."""
+        """Spend `DIAL_BYTES` on the block's dial. Raises `NotDialledError`."""
         with self.lock:
             account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
             if len(account.relays) + account.dialling >= MAX_OPEN:
@@ -90,17 +88,15 @@ class RunSpending:
                     relay.shut_down()
 
     def sent_bytes(self, number: int) -> dict[str, int]:
-        """Bytes that a range sent to each host."""
         with self.lock:
             accounts = self._accounts.items()
             return {host: each.sent_bytes for (owner, host), each in accounts if owner == number}
 
     def spent_bytes(self, host: str) -> int:
-        """By all ranges of the run until now."""
         return sum(a.spent_bytes for (_, name), a in self._accounts.items() if name == host)
 
     def left_bytes(self, account: _Account) -> int:
-        """The account's remaining budget; the caller holds the lock."""
+        """Return the account's remaining budget; the caller holds the lock."""
         plan = account.plan
         of_run = plan.run_budget_bytes - self.spent_bytes(plan.host)
         # Samples may have other budgets for the run: one's may be overspent by the others.
@@ -108,8 +104,6 @@ class RunSpending:
 
 
 class _UpstreamRelay:
-    """One connection: `inner` leads to the gateway, `outer` to the upstream."""
-
     def __init__(
         self, spending: RunSpending, account: _Account, inner: socket.socket, outer: socket.socket
     ) -> None:
@@ -118,7 +112,6 @@ class _UpstreamRelay:
         self.is_cut = False
 
     def run(self) -> None:
-        """Pass bytes until the gateway closes, or the connection is cut."""
         # A thread for each direction: an upstream may wait for its reader before it reads on
         answers = threading.Thread(target=self._pass_on, args=(self._outer, self._inner))
         try:
@@ -152,7 +145,6 @@ class _UpstreamRelay:
         self.shut_down()
 
     def shut_down(self) -> None:
-        """End both sides."""
         for end in (self._inner, self._outer):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The connections that a gateway has told of, held against those that the supervisor saw answered.
+"""The connections that a gateway has told of, held against those that were seen answered.
 
 Pure. A gateway that a cell has taken over could answer it and report nothing.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED, Flow, decide
 from belljar.network.gateway.config import as_stand_in
+from belljar.network.packets import put_bounded
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
 
@@ -22,9 +23,9 @@ _MAX_TOLD: Final = 131_072
 
 @dataclass(slots=True)
 class _Ends:
-    """Connections between the same addresses and ports, one after the other, as numbers.
+    """Counts connections between the same addresses and ports, one after the other.
 
-    The supervisor's word of one may come when the gateway has told of the next.
+    The supervisor's report of one may come when the gateway has told of the next.
     """
 
     is_encrypted: bool
@@ -49,8 +50,6 @@ class _Connection:
 
 
 class ToldConnections:
-    """One gateway's."""
-
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
         self._layout = layout
         self._stand_ins = (*network.stand_ins, *map(as_stand_in, network.upstreams))
@@ -60,7 +59,7 @@ class ToldConnections:
         self._forgotten = self._queries = 0
 
     def take(self, kind: str, data: Mapping[str, Any], *, has_secrets: bool) -> None:
-        """An event of the gateway's, which is on record. Raises `KeyError`, `ValueError`."""
+        """Take a recorded event of the gateway's. Raises `KeyError`, `ValueError`."""
         number = data.get("connection")
         self._queries += kind == Kind.NETWORK_DNS
         if kind == Kind.NETWORK_CONNECTION and number is not None:
@@ -78,30 +77,25 @@ class ToldConnections:
         key = ends + b"".join(ports)
         found = self._by_number.get(number)
         if found is None:  # else its secrets follow
-            found = self._by_number[number] = _Connection(key, self._ends(key, data))
+            reached = self._by_key.get(key)
+            if reached is None:
+                flow = Flow(address=address, port=int(data["port"]))
+                protocol = decide(flow, self._layout, self._stand_ins).protocol
+                reached = _Ends(protocol in ENCRYPTED)
+            if (oldest := put_bounded(self._by_key, key, reached, _MAX_TOLD)) is not None:
+                self._forgotten += oldest.unreported()
+            found = _Connection(key, reached)
+            put_bounded(self._by_number, number, found, _MAX_TOLD)
             found.ends.told += 1
-            if len(self._by_number) > _MAX_TOLD:
-                del self._by_number[next(iter(self._by_number))]
         if found.key != key:
             raise ValueError("two connections with one number")
         found.ends.with_secrets += has_secrets and not found.has_secrets
         found.has_secrets |= has_secrets
 
-    def _ends(self, key: bytes, data: Mapping[str, Any]) -> _Ends:
-        found = self._by_key.pop(key, None)
-        if found is None:
-            flow = Flow(address=str(data["address"]), port=int(data["port"]))
-            protocol = decide(flow, self._layout, self._stand_ins).protocol
-            found = _Ends(protocol in ENCRYPTED)
-        self._by_key[key] = found
-        if len(self._by_key) > _MAX_TOLD:
-            self._forgotten += self._by_key.pop(next(iter(self._by_key))).unreported()
-        return found
-
     def answer(self, connection: bytes, *, is_long: bool) -> str:
-        """What is wrong with an answer that was seen on it; empty if nothing is.
+        """Return what is wrong with an answer that was seen, or "".
 
-        Told once for each connection, and once more if it is longer than any handshake.
+        It is called once a connection, and once more beyond a handshake's size.
         """
         answers, is_first = 0, not is_long
         # The same connection, from its other end.
@@ -124,6 +118,5 @@ class ToldConnections:
         return ""
 
     def unreported(self, datagrams: int) -> int:
-        """The connections and datagrams answered without an event."""
         connections = self._forgotten + sum(each.unreported() for each in self._by_key.values())
         return connections + max(0, datagrams - self._queries)

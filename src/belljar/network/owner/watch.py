@@ -30,7 +30,7 @@ from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
 from belljar.network.ipc import Item, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
-from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, wait_readable
+from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, RangeSpec, wait_readable
 from belljar.network.owner.told import ToldConnections
 from belljar.units import format_size, printable
 
@@ -63,7 +63,7 @@ RequestHandler = Callable[[str, bytes], bytes]
 
 
 def cost_bytes(event: Event) -> int:
-    """An upper bound of an event's disk use, bodies included."""
+    """Return an upper bound of an event's disk use."""
     bodies = sum(
         _BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
         for body in event.bodies
@@ -72,26 +72,23 @@ def cost_bytes(event: Event) -> int:
 
 
 class RangeWatch:
-    """One range's thread; what its processes have reported, and the `error` that ended it.
+    """One thread reads the range's processes; `error` is what ended it.
 
-    `closing`: its processes may end. `milestones`: `unshared`, `started`, `ready`; None ends them.
+    `milestones`: `unshared`, `started`, `ready`; None ends them.
     """
 
     def __init__(
         self,
         range_id: str,
+        spec: RangeSpec,
         processes: RangeProcesses,
         recorder: Recorder,
         *,
         on_failure: Callable[[BelljarError], None],
         handle_request: RequestHandler | None,
         dialler: Dialler,
-        told: ToldConnections,
-        max_recorded_bytes: int,
-        timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
-        """`max_recorded_bytes`: of its events. `killed`: its processes' kill order."""
         self.error: BelljarError | None = None
         self.certificate = b""
         self.closing = False
@@ -103,23 +100,22 @@ class RangeWatch:
         self._where = f"range {range_id}"
         self._range, self._processes, self._recorder = range_id, processes, recorder
         self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
-        self._told = told
+        self._told = ToldConnections(spec.layout, spec.network)
         self._decoder = ipc.EventDecoder()
         self._open = {processes.control, processes.events}
         self._is_ending = self._has_ended = self._is_full = False
         self._killed = killed
-        self._unreported = self._recorded_bytes = self._recorded_events = 0
-        self._max_recorded_bytes = max_recorded_bytes
+        self._unreported = self._recorded_bytes = 0
+        self._max_recorded_bytes = spec.network.bounds.recorded_bytes
         self._gateway_done = threading.Event()
         self._stderr = b""
         self._requesting, self._send_lock = threading.Lock(), threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._waited_s = 0.0  # one message after the other
-        # How long each has sent nothing. Only time spent waiting on the sockets counts: a late
-        # owner reads queued messages first, so its own delay never ends a healthy range. Nothing
-        # counts before the first message: the start has a deadline of its own.
+        # How long each has sent nothing. Only time spent waiting on the sockets counts, so a late
+        # owner ends no healthy range; nothing before the first message: the start has a deadline.
         self._silent_s = dict.fromkeys(("supervisor", "gateway"), float("-inf"))
-        self._timeout_s = timeout_s
+        self._timeout_s = spec.check_every_s + spec.timeout_s
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(processes.stderr, False)
@@ -128,26 +124,17 @@ class RangeWatch:
         processes.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
         self.start = self._thread.start
-        """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
-        """Return whether the thread ended. Kill both processes first."""
         self._thread.join(timeout_s)
         self._dialler.close()
         return not self._thread.is_alive()
 
     def counters(self) -> Mapping[str, int]:
-        """The supervisor's last counts, and what was recorded."""
         unreported = self._told.unreported(self._supervisor_counters.get("datagrams_answered", 0))
-        return {
-            **self._supervisor_counters,
-            "events_recorded": self._recorded_events,
-            "recorded_bytes": self._recorded_bytes,
-            "unreported_at_end": self._unreported + unreported,
-        }
+        return {**self._supervisor_counters, "unreported_at_end": self._unreported + unreported}
 
     def diagnosis(self) -> str:
-        """Both processes' standard error, escaped and bounded."""
         self._drain_stderr()
         return printable(self._stderr.strip(), max_chars=2000)
 
@@ -179,7 +166,7 @@ class RangeWatch:
             raise self.error
 
     def end_gateway(self) -> None:
-        """Have the gateway report what is in progress, and wait two seconds at most.
+        """Have the gateway report what is in progress; wait two seconds at most.
 
         `unreported_at_end` counts what is in no event, and one more if it doesn't answer.
         """
@@ -280,9 +267,6 @@ class RangeWatch:
         except (ValueError, KeyError, TypeError) as exc:
             what = f"a part of the range sent a malformed message: {exc}"
             self.die(ProtocolViolation(what, where=self._where))
-        except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
-            what = f"an event of the range could not be processed: {exc!r}"
-            self.die(CellError(what, where=self._where))
 
     def _receive_from_supervisor(self) -> None:
         message, fds = ipc.receive(self._processes.control)
@@ -375,11 +359,9 @@ class RangeWatch:
             raise LedgerError(what, where=self._where) from exc
 
     def _spend(self, event: Event) -> None:
-        """Record within the bound. Raises `CellError`: no room."""
         after_bytes, limit = self._recorded_bytes + cost_bytes(event), self._max_recorded_bytes
         if after_bytes <= limit:
             self._recorded_bytes = after_bytes
-            self._recorded_events += 1
             self._recorder.record(event)
             return
         if not self._is_full:

@@ -1,1 +1,1 @@
-"""The supervisor of a range. Must not: parse anything of a guest's but fixed headers."""
+"""The supervisor of a range. It parses nothing of a guest's but fixed headers."""

@@ -1,8 +1,7 @@
 """Dials a target cell before a connection of another cell is let in.
 
 The rules drop and log a connection's first segment (SYN). Loopback sends it again, to be let in or
-refused as the target did. So the gateway, which gets both ends, can begin none itself. The target
-sees the client cell's address, but another port.
+refused as the target did. So the gateway, which gets both ends, can begin none itself.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections import OrderedDict
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from belljar.network import ipc
+from belljar.network.packets import put_bounded
 from belljar.plan.rules import DIAL_MARK, ENTER_MARK, REFUSE_MARK
 
 # Targets that don't answer: a further client tries again, as when the target's queue is full.
@@ -34,8 +33,6 @@ _MIN_IP_BYTES, _MIN_TCP_BYTES = 20, 20
 
 
 class First(NamedTuple):
-    """A connection's first segment. `packet`: its headers with a checksum, no data."""
-
     client: tuple[str, int]
     target: tuple[str, int]
     sequence: int
@@ -43,7 +40,7 @@ class First(NamedTuple):
 
 
 def parse_first(packet: bytes) -> First | None:
-    """Read a logged IPv4 packet. Pure; None: no whole TCP header."""
+    """Read a logged IPv4 packet; None without a whole TCP header. Pure."""
     if len(packet) < _MIN_IP_BYTES or packet[0] >> 4 != 4 or packet[9] != _TCP:
         return None
     at = 4 * (packet[0] & 15)
@@ -76,18 +73,16 @@ def checksum(data: bytes | bytearray) -> int:
 
 
 class CellDialler:
-    """One range's dialler. Make it before the supervisor's confinement; nothing blocks."""
+    """It is made before the supervisor's confinement; nothing blocks."""
 
     def __init__(self, gateway: socket.socket) -> None:
-        """`gateway`: gets each connected socket. Raises `OSError`."""
         gateway.setblocking(False)  # noqa: FBT003 - the library's signature
-        # Nobody reads here: descriptors that a gateway left in it would count against its user, and
-        # an ordinary user's owner could send none any more (ETOOMANYREFS, unix(7))
+        # Descriptors that a gateway left in it would count against its user, who has a limit
         gateway.shutdown(socket.SHUT_RD)
         self.waiting: dict[socket.socket, First] = {}
         self._gateway = gateway
         # Connected or not, by client, target and first sequence number
-        self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
+        self._begun: dict[tuple[Any, ...], bool] = {}
         # A half's frames, as `packets.tcp_part` names them → its client's.
         self._clients: dict[bytes, bytes] = {}
         self._enter, self._refuse = _raw(ENTER_MARK), _raw(REFUSE_MARK)
@@ -117,20 +112,17 @@ class CellDialler:
             number = end.connect_ex(first.target)
         except OSError as exc:
             number = exc.errno or errno.EIO
-        self._begun[first[:3]] = False
-        if len(self._begun) > MAX_REMEMBERED:
-            self._begun.popitem(last=False)
+        put_bounded(self._begun, first[:3], False, MAX_REMEMBERED)  # noqa: FBT003 - a value
         if number == errno.EINPROGRESS:
             self.waiting[end] = first
         else:
             self._dialled(end, first, number)
 
     def as_dialled(self, connection: bytes) -> bytes:
-        """The client's own connection, for frames of a half to its target."""
+        """Return the client's own connection, for frames of a half to its target."""
         return self._clients.get(connection, connection)
 
     def finish(self, end: socket.socket) -> None:
-        """Take the outcome of a dial that is over."""
         first = self.waiting.pop(end)
         number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         # This call alone ends the dial in the kernel: else the half's next `connect` succeeds
@@ -142,10 +134,8 @@ class CellDialler:
         with end:
             if not number:
                 half = _connection(first, end.getsockname()[1])
-                self._clients.pop(half, None)
-                self._clients[half] = _connection(first, first.client[1])
-                if len(self._clients) > _MAX_HALVES:
-                    del self._clients[next(iter(self._clients))]
+                client = _connection(first, first.client[1])
+                put_bounded(self._clients, half, client, _MAX_HALVES)
                 # Else the gateway is gone, or reads too slowly
                 with suppress(ipc.ClosedError, OSError):
                     ipc.send(self._gateway, message, [end.fileno()])

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -34,17 +34,15 @@ _SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
 _IFREQ: Final = struct.Struct("16sP16x")  # ifreq: name, pointer, the rest of its union
-# A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
-# for ten thousand.
 MAX_BYTES_PER_S: Final = 64 << 20
-_TCP_BUFFER: Final = "4096 32768 65536"  # Least, first and most (tcp(7))
+# Least, first and most (tcp(7)); they are in nobody's memory limit: 1.3 GiB for 10,000 connections.
+_TCP_BUFFER: Final = "4096 32768 65536"
 SETTINGS: Final = Path("/proc/sys/net")
 # Written in this order, forwarding first: to set it sets others anew (ip-sysctl.rst).
 _WRITTEN: Final = {
     "ipv4/ip_forward": "0",
     "ipv4/ip_unprivileged_port_start": "0",
-    # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a
-    # second for each cell) would leave clients waiting.
+    # The rules limit answers to refusals: the kernel's own limit would leave clients waiting.
     "ipv4/icmp_ratemask": "0",
     "ipv4/tcp_rmem": _TCP_BUFFER,
     "ipv4/tcp_wmem": _TCP_BUFFER,
@@ -57,8 +55,7 @@ _WRITTEN_OF_DEVICE: Final = {
     "ipv4/conf/%s/accept_source_route": "0",
     "ipv4/conf/%s/rp_filter": "1",  # Strict (RFC 3704)
     "ipv4/conf/%s/proxy_arp": "0",
-    # Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an
-    # address of it.
+    # Not disabled: the kernel would drop a cell's IPv6 before the rules count it.
     "ipv6/conf/%s/addr_gen_mode": "1",  # IN6_ADDR_GEN_MODE_NONE
     "ipv6/conf/%s/accept_ra": "0",
     "ipv6/conf/%s/accept_redirects": "0",
@@ -77,15 +74,12 @@ _MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each de
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePort:
-    """A cell's port that is up, and its peer."""
-
     port: CellPort
     index: int
     peer: tuple[int, int | None] | None
 
 
 def prepare_namespace(layout: RangeLayout) -> socket.socket:
-    """Settings, loopback and the range's addresses; returns its netlink socket."""
     for_all = (
         (pattern % device, value)
         for device in ("all", "default")
@@ -125,8 +119,7 @@ def make_port(
 ) -> LivePort:
     """Hang the cell at its port, all set before either end is up. Raises `OSError`: none is left.
 
-    `kernel`, `inner`: sockets of the range's and the cell's namespace. Without `offloads` frames
-    leave whole, with checksums, none above the MTU.
+    Without `offloads` frames leave whole, with checksums, none above the MTU.
     """
     request = netlink.veth(
         port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd
@@ -168,14 +161,14 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate each way, an eighth of a second buffered. Pure."""
+    """Return a port's rate each way, an eighth of a second buffered."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
 def unexpected_devices(
     listed: Iterable[netlink.Link], ports: Mapping[int, LivePort]
 ) -> Iterator[str]:
-    """Devices that are up or lead outside the range, in words. Pure."""
+    """Name devices that are up or lead outside the range."""
     for link in listed:  # one that is down (the kernel makes some itself) lets nothing pass
         if link.index not in ports:
             if link.is_up and link.name != "lo":
@@ -195,20 +188,18 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(
-    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
-) -> socket.socket:
-    """A socket in another namespace, from which this thread returns. Raises `OSError`."""
+def socket_within(namespace_fd: int) -> socket.socket:
+    """Open a socket there; this thread returns from it. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         enter_namespace(namespace_fd, syscalls.CLONE_NEWNET)
         try:
-            return make()
+            return netlink.open_socket()
         finally:
             enter_namespace(home.fileno(), syscalls.CLONE_NEWNET)
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same in a new thread. Raises `CellError`."""
+    """Return `socket_within` of a new thread. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()
@@ -219,22 +210,18 @@ def tables_of(namespace: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Routes, routing policy, and settings below /proc/sys/net."""
-
     routes: frozenset[Route]
     policy: frozenset[bytes]
     settings: Mapping[str, str]
 
 
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
-    """This thread's namespace, as `kernel` sees it. Raises `OSError`."""
     routes, policy = netlink.list_routes(kernel), netlink.list_rules(kernel)
     settings = read_settings((*_ALWAYS, *devices), _WRITTEN)
     return Baseline(routes=frozenset(routes), policy=frozenset(policy), settings=settings)
 
 
 def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
-    """The devices' settings, and others, by name. Raises `OSError`."""
     found = {}
     of_devices = (pattern % device for device in devices for pattern in _READ_OF_DEVICE)
     for name in (*others, *of_devices):
@@ -245,7 +232,7 @@ def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[st
 
 
 def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> list[str]:
-    """What differs from the baseline, in words. Pure.
+    """Return each difference as a sentence.
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """

@@ -11,7 +11,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,6 @@ from typing import Any, Final, NoReturn
 from belljar.dataclass import dataclass, from_json
 from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
-from belljar.network.gateway.main import NO_CORE, limit_address_space, send_listeners
 from belljar.network.packets import RECORD, PacketFile, Tap
 from belljar.network.supervisor import links, netfilter, netlink
 from belljar.network.supervisor.cell_dialler import IP_TRANSPARENT, CellDialler
@@ -38,15 +36,10 @@ _ANY: Final = "0.0.0.0"  # noqa: S104 - of the range's own namespace, which has 
 _BACKLOG: Final = 1024  # The kernel caps it at `net.core.somaxconn`.
 # For rules, devices and routes, and for the packet socket.
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
-_LIMITS: Final = {
-    resource.RLIMIT_NOFILE: 512,  # `select` takes no descriptor above 1,023
-    resource.RLIMIT_CORE: NO_CORE,
-    resource.RLIMIT_MEMLOCK: 0,
-}
+_MAX_FILES: Final = 512  # `select` takes no descriptor above 1,023
 # Datagrams in one turn: a cell that floods keeps no request of the owner's waiting.
 _LOGS_AT_ONCE: Final = 256
-# Many more than the socket has room for.
-_ALL_LOGS: Final = 1 << 16
+_ALL_LOGS: Final = 1 << 16  # Many more than the socket has room for.
 _MAX_REPORTED: Final = 20
 _ANSWERED_AT_ONCE: Final = 256  # Connections in one message.
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
@@ -54,8 +47,6 @@ _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTask:
-    """The owner's document (`processes.fork_pair`)."""
-
     layout: RangeLayout
     network: NetworkPlan
     nft: str
@@ -65,7 +56,7 @@ class SupervisorTask:
 
 
 def run_supervisor(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: owner, gateway, document, stderr, rules, packet file, others held."""
+    """Take `fds`: owner, gateway, document, stderr, rules, packet file, others held."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(owner, fds[3])
     document = ipc.from_file(fds[2])
@@ -86,7 +77,7 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         if isinstance(exc, OSError) and exc.filename == RECORD:
             hint = "free some space for the run directories"
         failure = {"failed": _reason(exc), "host": isinstance(exc, HostError), "hint": hint}
-        with suppress(ipc.ClosedError, BlockingIOError):
+        with suppress(ipc.ClosedError, TimeoutError):
             ipc.send(owner, failure)
     os._exit(1)
 
@@ -98,7 +89,6 @@ def _reason(exc: BelljarError | OSError) -> str:
 
 
 def _make_namespace(owner: socket.socket, uid: int | None, parent: int) -> None:
-    """Enter the range's new network namespace, with the rights to keep it."""
     if uid is None:
         # The owner maps its ids: it starts the programs that may do that
         _unshare(syscalls.CLONE_NEWUSER, "user")
@@ -129,10 +119,6 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
-class _OwnerTimeoutError(Exception):
-    """The owner reads nothing: an unwatched range ends."""
-
-
 class _Supervisor:
     def __init__(
         self, task: SupervisorTask, owner: socket.socket, known: KnownRules, file: int
@@ -140,26 +126,17 @@ class _Supervisor:
         self._task, self._owner, self._known = task, owner, known
         self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
         # Else an owner that reads nothing would hold the thread that watches the rules.
-        owner.setsockopt(
-            socket.SOL_SOCKET,
-            socket.SO_SNDTIMEO,
-            struct.pack("@ll", int(task.timeout_s), int(task.timeout_s % 1 * 1_000_000)),
-        )
+        owner.settimeout(task.timeout_s)
         self._flows = Flows(task.layout)
         self._next_check = 0.0
         self._ports: dict[int, links.LivePort] = {}
         self._dialler: CellDialler | None = None
 
     def make(self, gateway: socket.socket) -> None:
-        """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
         self._kernel_at_end = netlink.open_socket()
-        listeners = _open_listeners(task.layout, task.network)
-        send_listeners(gateway, listeners)
-        # From here on only the gateway holds them.
-        for listener in listeners.values():
-            listener.close()
+        _send_listeners(gateway, task.layout, task.network)
         if task.layout.proxy_port is not None:
             self._dialler = CellDialler(gateway)
         else:
@@ -169,18 +146,16 @@ class _Supervisor:
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
 
     def confine(self) -> None:
-        """Keep only netlink, nft and frame writes; report the rules in force."""
         task = self._task
-        limit_address_space(task.network.bounds.supervisor_memory_bytes)
-        for limit, value in _LIMITS.items():
-            resource.setrlimit(limit, (value, value))
+        limit_bytes = syscalls.mapped_bytes() + task.network.bounds.supervisor_memory_bytes
+        limits = {resource.RLIMIT_AS: limit_bytes, resource.RLIMIT_NOFILE: _MAX_FILES}
+        syscalls.limit_resources(limits)
         syscalls.install_filter(supervisor_filter(may_enter=task.uid is None))
         self._changes = netfilter.open_changes()
         self._check()
         ipc.send(self._owner, {"started": True})
 
     def work(self) -> NoReturn:
-        """Until the owner ends it, or the kill switch (`PORTS_DOWN`)."""
         signal.signal(PORTS_DOWN, self._end_at_once)
         try:
             while True:
@@ -219,7 +194,6 @@ class _Supervisor:
                 self._report(flow=flow)
 
     def _read_log(self, max_datagrams: int) -> bool:
-        """Whether nothing is left."""
         for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
             for packet in netfilter.parse_log(datagram):
                 if (flow := self._flows.take(packet)) is not None:
@@ -314,7 +288,6 @@ class _Supervisor:
             os._exit(1)
 
     def _unexpected(self) -> list[str]:
-        """How this namespace differs from its baseline, devices first."""
         devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
         found = [*devices]
@@ -340,7 +313,6 @@ class _Supervisor:
         }
 
     def _end(self, number: int) -> NoReturn:
-        """The last packets and counts, with ports down."""
         self._end_if_changed(self._unexpected())
         self._shut()
         self._take_all()
@@ -380,17 +352,17 @@ class _Supervisor:
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
             if writable:
-                with suppress(BlockingIOError):  # its timeout is the same
+                with suppress(TimeoutError):  # the socket's, which is the same
                     ipc.send(self._owner, message)
                     return
                 break
             if readable:
                 self._tap.read_into(self._file)
-        raise _OwnerTimeoutError("the owner has read nothing for too long")
+        # No `OSError`, which would be reported to it: an unwatched range ends.
+        raise RuntimeError("the owner has read nothing for too long")
 
 
-def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
-    """The range's listeners by name. Raises `OSError`."""
+def _send_listeners(gateway: socket.socket, layout: RangeLayout, network: NetworkPlan) -> None:
     found = {"dns_udp": socket.socket(socket.AF_INET, socket.SOCK_DGRAM)}
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
     found["dns_udp"].bind((layout.resolver, DNS_PORT))
@@ -403,4 +375,10 @@ def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, sock
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
             listener.bind((_ANY, port))
             listener.listen(_BACKLOG)
-    return found
+    names = list(found)
+    for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
+        part = names[at : at + ipc.MAX_DESCRIPTORS]
+        fds = [found[name].fileno() for name in part]
+        ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
+    for listener in found.values():  # from here on only the gateway holds them
+        listener.close()

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -35,8 +35,7 @@ _COPY_PACKET: Final = 2  # NFULNL_COPY_PACKET: the packet's beginning, too
 _NFGEN: Final = struct.Struct("=BBH")  # nfgenmsg: family, version, group
 # NFULA_PACKET_HDR, _IFINDEX_INDEV, _PAYLOAD, _PREFIX.
 _AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
-# Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
-# allows.
+# Room for some 10,000 records, five cells' bursts; an ordinary user gets what the host allows.
 _BUFFER_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 16  # The end of a longer datagram is lost.
 # IANA's numbers; any other protocol is shown by its number.
@@ -44,12 +43,18 @@ _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 13
 # Both ports are the first four bytes of their headers.
 _WITH_PORTS: Final = frozenset({6, 17, 132})
 _MAX_PREFIX_CHARS: Final = 32
+_NFT_TIMEOUT_S: Final = 20.0
+_MAX_LISTING_BYTES: Final = 16 << 20
+# Refused destinations of one cell and reason with an event of their own; the rest are one count.
+FIRST_LISTED: Final = 100
+FIRST_ALLOWED: Final = 65_536  # Likewise, of what was let through: every port of a cell.
+_KNOWN: Final = frozenset(str(reason) for reason in DropReason)
+_Destination: TypeAlias = tuple[str, str, int | None]  # Protocol, address, port.
+Flow = dict[str, Any]  # The data of a `network.flow`.
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One logged packet; `size_bytes` by its IP header. `packet`: its beginning."""
-
     reason: str
     device: int
     protocol: str
@@ -61,8 +66,8 @@ class Logged:
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
-    """A non-blocking socket for the group's logs. Raises `OSError`."""
-    kernel = _open()
+    kernel = netlink.open_socket(family=_NETFILTER)
+    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
     head = _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
     for attribute, value in (
         (_CFG_COMMAND, struct.pack("=B", _COMMAND_BIND)),
@@ -78,15 +83,14 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 
 
 def open_changes() -> socket.socket:
-    """A non-blocking socket for rule changes. Raises `OSError`."""
-    kernel = _open()
+    kernel = netlink.open_socket(family=_NETFILTER)
+    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.settimeout(0.0)
     return kernel
 
 
 def read_all(kernel: socket.socket) -> Iterator[bytes]:
-    """The queued datagrams; the kernel may have dropped some."""
     while True:
         try:
             yield kernel.recv(_READ_BYTES)
@@ -98,7 +102,7 @@ def read_all(kernel: socket.socket) -> Iterator[bytes]:
 
 
 def parse_log(datagram: bytes) -> Iterator[Logged]:
-    """A datagram's readable packets. Pure, total."""
+    """Read a datagram's packets. Pure, total."""
     for kind, payload in netlink.messages(datagram):
         if kind == _PACKET and len(payload) >= _NFGEN.size:
             found = dict(netlink.attributes(payload[_NFGEN.size :]))
@@ -110,37 +114,25 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    """(protocol, source, destination, port, claimed length). Pure, total."""
+    """Return (protocol, source, destination, port, claimed length). Pure, total."""
     version = packet[0] >> 4 if packet else 0
-    source: IPv4Address | IPv6Address
-    destination: IPv4Address | IPv6Address
     if version == 4 and len(packet) >= 20:
         header, number = 4 * (packet[0] & 0xF), packet[9]
         length, _, fragment = struct.unpack_from(">HHH", packet, 2)
-        source, destination = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
+        ends = packet[12:16], packet[16:20]
         # Only the first fragment has the ports.
         has_ports = header >= 20 and fragment & 0x1FFF == 0
     elif version == 6 and len(packet) >= 40:
         header, number, has_ports = 40, packet[6], True
         length = int.from_bytes(packet[4:6], "big") + header
-        source, destination = IPv6Address(packet[8:24]), IPv6Address(packet[24:40])
+        ends = packet[8:24], packet[24:40]
     else:
         return "unknown", "", "", None, len(packet)
     port = None
     if has_ports and number in _WITH_PORTS and len(packet) >= header + 4:
         port = int.from_bytes(packet[header + 2 : header + 4], "big")
-    return _PROTOCOLS.get(number, f"ip-{number}"), str(source), str(destination), port, length
-
-
-def _open() -> socket.socket:
-    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER)
-    kernel.settimeout(5.0)
-    syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
-    return kernel
-
-
-_NFT_TIMEOUT_S: Final = 20.0
-_MAX_LISTING_BYTES: Final = 16 << 20
+    source, destination = (str(ip_address(end)) for end in ends)
+    return _PROTOCOLS.get(number, f"ip-{number}"), source, destination, port, length
 
 
 @contextmanager
@@ -153,7 +145,6 @@ def rules_loaded(nft: str, rules: int) -> Iterator[None]:
 
 
 def list_rules(nft: str) -> dict[str, Any]:
-    """The rules now in force. Raises `HostError`."""
     with (
         Path(os.devnull).open("rb") as nothing,  # not DEVNULL, which is opened for writing too
         _started(nft, "list", "ruleset", stdin=nothing.fileno()) as process,
@@ -192,21 +183,7 @@ def _output(nft: str, process: subprocess.Popen[bytes]) -> bytes:
     return output
 
 
-# Of one cell and reason: so many refused destinations have an event of their own; the rest are
-# one count.
-FIRST_LISTED: Final = 100
-# Likewise, of what was let through: every port of a cell.
-FIRST_ALLOWED: Final = 65_536
-_KNOWN: Final = frozenset(str(reason) for reason in DropReason)
-# Protocol, address, port.
-_Destination: TypeAlias = tuple[str, str, int | None]
-# The data of a `network.flow`.
-Flow = dict[str, Any]
-
-
 class Flows:
-    """Turns logged packets into events, too few to flood the record."""
-
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = self.lost = 0
         self.cells: dict[int, str] = {}  # by their ports' device numbers
@@ -217,7 +194,7 @@ class Flows:
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}
 
     def take(self, logged: Logged) -> Flow | None:
-        """The packet's event data, if it needs one."""
+        """Return the packet's event data, if it needs one."""
         self.taken += 1
         cell = self.cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
@@ -233,13 +210,11 @@ class Flows:
         return flow | {"source": logged.source}
 
     def flush(self) -> Iterator[Flow]:
-        """What was counted since the last time."""
         counted, self._counted = self._counted, {}
         for (cell, reason), (packets, size) in counted.items():
             yield self._flow(cell, reason, ("", "", None), size, packets)
 
     def count_lost(self, logged: int) -> None:
-        """Enough packets taken for the rules' own count."""
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(

@@ -1,7 +1,4 @@
-"""The rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h).
-
-Small and fixed, so that no library of a whole protocol must be trusted; no guest bytes are read.
-"""
+"""The rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h)."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ _ATTRIBUTE: Final = struct.Struct("=HH")  # rtattr: length with this head, type
 _LINK: Final = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, mask of changes
 LINK_BYTES: Final = _LINK.size
 _ADDRESS: Final = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
-# rtmsg: family, both prefixes, TOS, table, protocol, scope, type, flags. A rule's header
-# (linux/fib_rules.h) has the same form, with the action where the type is.
+# rtmsg: family, both prefixes, TOS, table, protocol, scope, type (a rule's action), flags.
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 _NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
 _QUEUE: Final = struct.Struct("=BxxxiIII")  # tcmsg: family, index, handle, parent, info
@@ -57,8 +53,7 @@ _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
 _NESTED: Final = 0x8000
 # The kernel's pieces of a listing are smaller; the end of a larger datagram would be lost.
 _MAX_REPLY_BYTES: Final = 1 << 16
-# The host's own tables are read too, before an upstream is dialled, and may be long. A list that
-# was cut would hide a network, so a longer one is an error.
+# The host's own tables may be long. A list that was cut would hide a network: it is an error.
 _MAX_DUMP_BYTES: Final = 4 << 20
 # The kernel carries a request out before `send` returns: nothing waits so long in practice.
 _TIMEOUT_S: Final = 5.0
@@ -71,10 +66,7 @@ _QUEUE_BYTES: Final = 3 << 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device; `peer`: its number and namespace id (None: here).
-
-    `kind`: the driver of a virtual one, else "". `has_carrier`: IFF_LOWER_UP.
-    """
+    """A `peer` is a number and a namespace's id (None: here)."""
 
     index: int
     name: str
@@ -87,7 +79,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A listed route; `rest`: all else but use counts."""
+    """The field `rest` has all else but use counts."""
 
     to: IPv4Network | IPv6Network
     device: int | None
@@ -95,25 +87,24 @@ class Route:
     kind: int
     rest: frozenset[tuple[int, bytes]]
 
-    def is_direct(self) -> bool:
-        """Whether its device's peer is reached directly."""
+    def is_near(self) -> bool:
+        """Return whether it is this namespace's address, or a link's other end."""
         has_gateway = any(kind in (_RTA_GATEWAY, _RTA_VIA) for kind, _ in self.rest)
-        return self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
+        is_direct = self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
+        return is_direct or self.kind == _TYPE_LOCAL
 
     def __str__(self) -> str:
         return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
 
 
-def open_socket(fd: int | None = None) -> socket.socket:
-    """A socket to this thread's network namespace; `fd`: opened elsewhere."""
+def open_socket(fd: int | None = None, family: int = socket.NETLINK_ROUTE) -> socket.socket:
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
-    kernel = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE, fileno=fd)
+    kernel = socket.socket(socket.AF_NETLINK, kind, family, fileno=fd)
     kernel.settimeout(_TIMEOUT_S)
     return kernel
 
 
 def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: int) -> bytes:
-    """Make a pair, both down, the peer elsewhere."""
     peer = _link() + attribute(_IFLA_IFNAME, peer_name)
     peer += attribute(_IFLA_ADDRESS, _mac(peer_mac)) + attribute(_IFLA_NET_NS_FD, peer_namespace_fd)
     data = attribute(_IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer))
@@ -123,23 +114,19 @@ def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: 
 
 
 def set_link(index: int, *, up: bool) -> bytes:
-    """Up or down."""
     return message(_NEW_LINK, _link(index, _IFF_UP if up else 0, _IFF_UP))
 
 
 def without_ipv6_address(index: int) -> bytes:
-    """Without an IPv6 address, so nothing to announce."""
     mode = attribute(socket.AF_INET6 | _NESTED, attribute(_ADDR_GEN_MODE, b"\1"))
     return message(_NEW_LINK, _link(index) + attribute(_IFLA_AF_SPEC | _NESTED, mode))
 
 
 def delete_link(index: int) -> bytes:
-    """Remove it, and its peer."""
     return message(_DELETE_LINK, _link(index))
 
 
 def address(index: int, ip: str) -> bytes:
-    """An address of its own alone (/32)."""
     packed = IPv4Address(ip).packed
     body = _ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_UNIVERSE, index)
     body += attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
@@ -147,10 +134,7 @@ def address(index: int, ip: str) -> bytes:
 
 
 def route(index: int, to: str, *, gateway: str = "", local_table: int = 0) -> bytes:
-    """Reach a network over the device, directly or by a gateway.
-
-    `local_table`: its addresses are this namespace's own, by the routes of this table.
-    """
+    """Reach a network over the device. `local_table`: its addresses are this namespace's own."""
     address, _, bits = to.partition("/")
     length, table = int(bits or 32), local_table or _TABLE_MAIN
     scope, kind = _SCOPE_UNIVERSE if gateway else _SCOPE_LINK, _TYPE_UNICAST
@@ -163,7 +147,6 @@ def route(index: int, to: str, *, gateway: str = "", local_table: int = 0) -> by
 
 
 def rule(priority: int, table: int = _TABLE_MAIN, *, mark: int = 0) -> bytes:
-    """Route packets of this mark, or this namespace's own, by the table."""
     body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
     body += attribute(_FRA_TABLE, table) + attribute(_FRA_PRIORITY, priority)
     body += attribute(_FRA_FWMARK, mark) if mark else attribute(_FRA_IIFNAME, "lo")
@@ -171,14 +154,13 @@ def rule(priority: int, table: int = _TABLE_MAIN, *, mark: int = 0) -> bytes:
 
 
 def neighbour(index: int, ip: str, mac: str) -> bytes:
-    """A permanent neighbour: no address is asked for or learnt."""
     body = _NEIGHBOUR.pack(socket.AF_INET, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, IPv4Address(ip).packed) + attribute(_NDA_LLADDR, _mac(mac))
     return message(_NEW_NEIGHBOUR, body, flags=_NEW)
 
 
 def line(index: int, bytes_per_s: int) -> bytes:
-    """A device's outbound rate limit (token bucket: linux/pkt_sched.h, tc-tbf(8))."""
+    """Limit a device's outbound rate by a token bucket (tc-tbf(8))."""
     rate = _RATE.pack(0, _ETHERNET, _FRAME_BYTES, 0, 0, bytes_per_s)
     parameters = rate + bytes(_RATE.size) + _LIMITS.pack(_QUEUE_BYTES, 0, 0)
     options = attribute(_TBF_PARMS, parameters) + attribute(_TBF_BURST, _BURST_BYTES)
@@ -187,20 +169,17 @@ def line(index: int, bytes_per_s: int) -> bytes:
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:
-    """Send each, awaiting its acknowledgement. Raises `OSError`."""
     for request in requests:
         for _ in _replies(kernel, request):
             pass
 
 
 def list_links(kernel: socket.socket) -> list[Link]:
-    """Every device of the namespace. Raises `OSError`."""
     listed = _dump(kernel, _GET_LINK, _link(), _NEW_LINK)
     return [parse_link(payload) for payload in listed if len(payload) >= _LINK.size]
 
 
 def parse_link(payload: bytes) -> Link:
-    """The kernel's link message, at least its header."""
     _, _, index, flags, _ = _LINK.unpack_from(payload)
     found = dict(attributes(payload[_LINK.size :]))
     about = dict(attributes(found.get(_IFLA_LINKINFO, b"")))
@@ -221,13 +200,11 @@ def parse_link(payload: bytes) -> Link:
 
 
 def list_routes(kernel: socket.socket) -> list[Route]:
-    """Every route, in whatever table. Raises `OSError`."""
     listed = _dump_both(kernel, _GET_ROUTE, _NEW_ROUTE)
     return [parse_route(payload) for payload in listed if len(payload) >= _ROUTE.size]
 
 
 def list_rules(kernel: socket.socket) -> list[bytes]:
-    """Every rule that chooses a routing table. Raises `OSError`."""
     return _dump_both(kernel, _GET_RULE, _NEW_RULE)
 
 
@@ -238,7 +215,7 @@ def _dump_both(kernel: socket.socket, request: int, wanted: int) -> list[bytes]:
 
 
 def parse_route(payload: bytes) -> Route:
-    """The kernel's route message. Raises `ValueError`."""
+    """Read the kernel's route message. Raises `ValueError`."""
     family, bits, *rest, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(payload)
     found = dict(attributes(payload[_ROUTE.size :]))
     found.pop(_RTA_CACHEINFO, None)
@@ -257,18 +234,15 @@ def parse_route(payload: bytes) -> Route:
 
 
 def as_listed(request: bytes) -> Route:
-    """Return a request's route as the kernel lists it."""
     return parse_route(request[_HEADER.size :])
 
 
 def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> list[bytes]:
-    """The payloads of a listing. Raises `OSError`."""
     replies = _replies(kernel, message(request, body, flags=_DUMP, ack=False))
     return [payload for kind, payload in replies if kind == wanted]
 
 
 def _replies(kernel: socket.socket, request: bytes) -> Iterator[tuple[int, bytes]]:
-    """The replies before the acknowledgement or list's end. Raises `OSError`."""
     kernel.send(request)
     taken = 0
     while taken < _MAX_DUMP_BYTES:
@@ -284,7 +258,6 @@ def _replies(kernel: socket.socket, request: bytes) -> Iterator[tuple[int, bytes
 
 
 def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each message's kind and payload, until an unreadable one."""
     at = 0
     while at + _HEADER.size <= len(reply):
         length, kind, _, _, _ = _HEADER.unpack_from(reply, at)
@@ -295,7 +268,6 @@ def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each attribute's kind and value, until an unreadable one."""
     at = 0
     while at + _ATTRIBUTE.size <= len(payload):
         length, kind = _ATTRIBUTE.unpack_from(payload, at)
@@ -311,13 +283,11 @@ def _link(index: int = 0, flags: int = 0, changes: int = 0) -> bytes:
 
 
 def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> bytes:
-    """A request; `ack`: the kernel confirms it."""
     words = _REQUEST | flags | (_ACK if ack else 0)
     return _HEADER.pack(_HEADER.size + len(body), kind, words, 1, 0) + body
 
 
 def attribute(kind: int, value: bytes | int | str) -> bytes:
-    """One attribute, padded; numbers have 32 bits, texts end with NUL."""
     if isinstance(value, int):
         value = struct.pack("=I", value)
     elif isinstance(value, str):

@@ -22,14 +22,14 @@ from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
 from belljar.network import ipc
 from belljar.network.ipc import ALIVE, ENDED, Item, encode_event
-from belljar.network.owner.processes import Child, RangeProcesses
-from belljar.network.owner.told import ToldConnections
+from belljar.network.owner.processes import Child, RangeProcesses, RangeSpec
 from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
 from belljar.plan.addresses import lay_out
-from belljar.plan.network import NetworkPlan
+from belljar.plan.network import NetworkBounds, NetworkPlan
 
 MAX_BYTES, TIMEOUT_S = 20_000, 60.0
-LAYOUT = lay_out(NetworkPlan(), ["agent"], random_bytes=bytes(16), avoid=[])
+NETWORK = NetworkPlan(bounds=NetworkBounds(recorded_bytes=MAX_BYTES))
+LAYOUT = lay_out(NETWORK, ["agent"], random_bytes=bytes(16), avoid=[])
 
 
 class Watched:
@@ -53,17 +53,11 @@ class Watched:
             stderr=pipes[2][0],
             fork_server=Mock(how_ended=Mock(return_value="")),
         )
-        self.watch = RangeWatch(
-            "range",
-            self.processes,
-            recorder,
-            on_failure=self.fail,
-            handle_request=None,
-            dialler=Mock(),
-            told=ToldConnections(LAYOUT, NetworkPlan()),
-            max_recorded_bytes=MAX_BYTES,
-            timeout_s=timeout_s,
+        spec = RangeSpec(
+            network=NETWORK, layout=LAYOUT, directory=Path(), check_every_s=0, timeout_s=timeout_s
         )
+        about: Any = {"on_failure": self.fail, "handle_request": None, "dialler": Mock()}
+        self.watch = RangeWatch("range", spec, self.processes, recorder, **about)
 
     def fail(self, error: BelljarError) -> None:
         self.died.append(error)
@@ -112,10 +106,9 @@ def test_what_has_no_room_on_record_ends_the_range() -> None:
             scene.gateway.send(datagram)
             if scene.died:
                 break
-    counters = scene.watch.counters()
     attempts = [each for each in recorder.events if each.kind == Kind.NETWORK_ATTEMPT]
-    assert counters["recorded_bytes"] == sum(map(cost_bytes, attempts)) <= MAX_BYTES
-    assert counters["recorded_bytes"] + cost_bytes(attempts[0]) > MAX_BYTES
+    recorded_bytes = sum(map(cost_bytes, attempts))
+    assert recorded_bytes <= MAX_BYTES < recorded_bytes + cost_bytes(attempts[0])
     assert {event.data["what"] for event in attempts} == {"x" * 1000}
     assert [type(error) for error in scene.died] == [CellError]
     limits = [each.data for each in recorder.events if each.kind == Kind.LIMIT_HIT]
