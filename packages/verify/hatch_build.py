@@ -15,7 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 MODULES = (
-    "dataclass", "errors", "events", "units",
+    "dataclass", "descriptors", "errors", "events", "units",
     *(f"ledger/{name}" for name in ("chain", "files", "keys", "kinds", "schema", "verification")),
 )  # fmt: skip
 _OURS = re.compile(r"^(\s*from )belljar(?=[. ])", re.M)
