@@ -37,7 +37,7 @@ from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig
 from belljar.network.gateway.serve import run
 from belljar.network.ipc import ASK, KINDS, EventDecoder, encode_ack
-from belljar.network.stand_ins.web import Answer, App, Request, StandInContext
+from belljar.network.stand_ins.web import App, HttpAnswer, Request, StandInContext
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place
@@ -59,9 +59,9 @@ async def application(_scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"x" * 1024})
 
 
-async def stand_in(_request: Request) -> Answer:
+async def stand_in(_request: Request) -> HttpAnswer:
     """The same."""
-    return Answer(body=b"x" * 1024)
+    return HttpAnswer(body=b"x" * 1024)
 
 
 def plain(fd: int) -> None:

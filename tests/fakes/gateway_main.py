@@ -17,11 +17,11 @@ from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig
 from belljar.network.gateway.serve import run
 from belljar.network.stand_ins.web import (
-    Answer,
     App,
+    ClientStream,
+    HttpAnswer,
     Request,
     StandInContext,
-    Stream,
     StreamApp,
     json_answer,
     text_answer,
@@ -41,7 +41,7 @@ def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or
 
 
 def greeter(context: StandInContext) -> StreamApp:
-    async def app(stream: Stream, cell: str) -> None:
+    async def app(stream: ClientStream, cell: str) -> None:
         await stream.send(b"220 ready " + cell.encode() + b"\r\n")
         while data := await stream.receive():
             await stream.send(data)
@@ -53,7 +53,7 @@ def greeter(context: StandInContext) -> StreamApp:
 
 
 def echo(context: StandInContext) -> App:
-    async def app(request: Request) -> Answer:
+    async def app(request: Request) -> HttpAnswer:
         match request.path:
             case "/crash":
                 raise RuntimeError("a stand-in's fault")
@@ -73,12 +73,12 @@ def echo(context: StandInContext) -> App:
     return app
 
 
-def pieces(parts: list[bytes]) -> Answer:
+def pieces(parts: list[bytes]) -> HttpAnswer:
     async def stream() -> AsyncGenerator[bytes]:
         for part in parts:
             yield part
 
-    return Answer(stream=stream)
+    return HttpAnswer(stream=stream)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import Peer, Site
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import Answer, Request
+from belljar.network.stand_ins.web import HttpAnswer, Request
 from belljar.plan.network import PortPlan, StandInPlan
 
 
@@ -61,13 +61,13 @@ async def _endless() -> AsyncGenerator[bytes]:
         yield bytes(1 << 16)
 
 
-async def echo(request: Request) -> Answer:
+async def echo(request: Request) -> HttpAnswer:
     """Answers; at `/never` not at all, at `/endless` for 50 ms."""
     if request.path == "/never":
         await asyncio.Event().wait()
     if request.path == "/endless":
-        return Answer(stream=_endless, until=asyncio.get_running_loop().time() + 0.05)
-    return Answer(body=b"ok")
+        return HttpAnswer(stream=_endless, until=asyncio.get_running_loop().time() + 0.05)
+    return HttpAnswer(body=b"ok")
 
 
 def talk(

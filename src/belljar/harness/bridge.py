@@ -124,7 +124,7 @@ def _check_small(parameters: object) -> object:
     return parameters
 
 
-class _Part(BaseModel):
+class _TextPart(BaseModel):
     type: Literal["text"]  # only text is passed on to the model
     text: str = ""
 
@@ -143,7 +143,7 @@ class _Call(BaseModel):
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | _Items[_Part] | None = None
+    content: str | _Items[_TextPart] | None = None
     tool_calls: _Items[_Call] | None = None
     tool_call_id: str = ""
 

@@ -23,7 +23,7 @@ from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, sinc
 from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
 from belljar.network.stand_ins import web
-from belljar.network.stand_ins.web import Answer, ClientGoneError, RefusedRequestError, Request
+from belljar.network.stand_ins.web import ClientGoneError, HttpAnswer, RefusedRequestError, Request
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
@@ -167,7 +167,7 @@ class Exchange:
             cell=self._peer.cell,
         )
 
-    async def _reply(self, answer: Answer) -> None:
+    async def _reply(self, answer: HttpAnswer) -> None:
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -219,7 +219,7 @@ class Exchange:
         # On record by then. A client that doesn't read must not keep one of the few exchanges.
         with contextlib.suppress(ClientGoneError, TimeoutError):
             async with asyncio.timeout(self._site.bounds.idle_timeout_s):
-                await self._reply(Answer(status=status, headers=(("connection", "close"),)))
+                await self._reply(HttpAnswer(status=status, headers=(("connection", "close"),)))
 
     def _cut(self) -> None:
         if not self._is_over:

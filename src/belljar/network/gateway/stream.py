@@ -18,7 +18,7 @@ from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp, word
+from belljar.network.stand_ins.web import ClientStream, RefusedRequestError, StreamApp, word
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10
@@ -26,7 +26,7 @@ LINGER_S: Final = 1.0  # A client that sends on for longer, or more, gets a rese
 LINGER_BYTES: Final = 256 << 10
 
 
-class Pipe(Stream, Protocol):
+class Pipe(ClientStream, Protocol):
     async def close(self) -> None:
         """End it by its protocol; never raise."""
         ...

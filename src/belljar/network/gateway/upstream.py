@@ -17,7 +17,7 @@ from belljar.dataclass import replace
 from belljar.network.gateway.reporter import TooManyRequestsError
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.stream import Pipe, TcpPipe, TlsPipe
-from belljar.network.stand_ins.web import Answer, RefusedRequestError, Request, word
+from belljar.network.stand_ins.web import HttpAnswer, RefusedRequestError, Request, word
 from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -79,10 +79,10 @@ class UpstreamApp:
         self._site, self._authorities = site, authorities
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: Request) -> HttpAnswer:
         """Raises `RefusedRequestError`, also amid an answer."""
         parts = self._parts(request)
-        head: Answer = await anext(parts)
+        head: HttpAnswer = await anext(parts)
         return replace(head, stream=lambda: parts)
 
     async def _parts(self, request: Request) -> AsyncGenerator[Any]:
@@ -104,7 +104,7 @@ class UpstreamApp:
                         elif isinstance(event, h11.Response):
                             pairs = end_to_end(event.headers)
                             head = tuple((name.decode(), v.decode("latin-1")) for name, v in pairs)
-                            yield Answer(status=event.status_code, headers=head, until=until)
+                            yield HttpAnswer(status=event.status_code, headers=head, until=until)
                         elif isinstance(event, h11.Data):
                             yield bytes(event.data)
                 finally:

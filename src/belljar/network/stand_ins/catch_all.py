@@ -15,7 +15,7 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def make(context: web.StandInContext) -> web.App:
-    async def app(request: web.Request) -> web.Answer:
+    async def app(request: web.Request) -> web.HttpAnswer:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {"what": "send", "method": request.method}
             data |= {"url": web.word(request.url, 1024), "body_bytes": len(request.body)}
@@ -23,7 +23,7 @@ def make(context: web.StandInContext) -> web.App:
             await context.record(data, *sent)
         if "json" in request.header("accept") + request.content_type or _API.search(request.url):
             if request.method == "DELETE":
-                return web.Answer(status=204)
+                return web.HttpAnswer(status=204)
             place = f"{request.host}{request.raw_path}".encode()
             found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
             return web.json_answer(found, 201 if request.method == "POST" else 200)

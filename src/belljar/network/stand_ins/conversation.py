@@ -55,7 +55,7 @@ class Conversation:
 def stream_app(
     context: web.StandInContext, service: str, start: Callable[[], Conversation]
 ) -> web.StreamApp:
-    async def serve(stream: web.Stream, cell: str) -> None:
+    async def serve(stream: web.ClientStream, cell: str) -> None:
         session, broken = start(), b""
         try:
             while data := await stream.receive():

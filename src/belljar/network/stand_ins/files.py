@@ -56,12 +56,12 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
-) -> web.Answer:
+) -> web.HttpAnswer:
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     fields = (("content-type", media or kind), *headers)
     size, stream = file.size_bytes, lambda: pieces_of(file)
-    return web.Answer(status=status, headers=fields, stream=stream, length=size)
+    return web.HttpAnswer(status=status, headers=fields, stream=stream, length=size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class _Push:
     refused: str = ""
 
 
-class _Git(web.Service):
+class _Git(web.HttpService):
     max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
 
     @cached_property
@@ -174,7 +174,7 @@ class _Git(web.Service):
             found.setdefault(f"{bare}.git", repository)
         return found
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         name, _, service = request.path.strip("/").rpartition("/")
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             repository = self._repositories.get(name.removesuffix("/info"))
@@ -187,7 +187,7 @@ class _Git(web.Service):
         try:
             if service == "git-upload-pack":
                 lines = _lines_of(_unpacked(request, MAX_REQUEST_BYTES))
-                return web.Answer(headers=headers, stream=lambda: _fetched(repository, lines))
+                return web.HttpAnswer(headers=headers, stream=lambda: _fetched(repository, lines))
             push = await _read_push(repository, _unpacked(request, MAX_PUSH_BYTES))
         except (ValueError, GitProtocolError, zlib.error) as error:
             if service == "git-receive-pack":
@@ -195,12 +195,12 @@ class _Git(web.Service):
             return web.text_answer("Bad Request", 400)
         if not push.commands and not push.refused:
             # git asks with nothing before it sends something large.
-            return web.Answer(headers=headers)
+            return web.HttpAnswer(headers=headers)
         await self._record(request, name, push)
         taken = b"ng %s unpacker error\n" if push.refused else b"ok %s\n"
         report = (taken % ref for _, _, ref in push.commands)
         unpacked = b"unpack " + (push.refused.encode() or b"ok") + b"\n"
-        return web.Answer(headers=headers, body=pkt_seq(unpacked, *report))
+        return web.HttpAnswer(headers=headers, body=pkt_seq(unpacked, *report))
 
     async def _record(self, request: web.Request, name: str, push: _Push) -> None:
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
@@ -239,7 +239,7 @@ def _unpacked(request: web.Request, max_bytes: int) -> bytes:
     return body
 
 
-def _advertisement(repository: Repository | None, service: str) -> web.Answer:
+def _advertisement(repository: Repository | None, service: str) -> web.HttpAnswer:
     if repository is None:
         return web.text_answer("Repository not found", 404)
     if service not in _CAPABILITIES:
@@ -253,7 +253,7 @@ def _advertisement(repository: Repository | None, service: str) -> web.Answer:
     lines[0] += b"\0" + words
     body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
     kind = ("content-type", f"application/x-{service}-advertisement")
-    return web.Answer(headers=(kind, _NO_CACHE), body=body)
+    return web.HttpAnswer(headers=(kind, _NO_CACHE), body=body)
 
 
 def _lines_of(body: bytes) -> list[bytes]:

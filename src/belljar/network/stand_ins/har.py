@@ -24,7 +24,7 @@ _DROPPED: Final = frozenset(
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 Key: TypeAlias = tuple[str, str, str, tuple[str, ...]]
 # A request's key and body (None: not recorded), and its answer.
-HarEntry: TypeAlias = tuple[Key, bytes | None, web.Answer]
+HarEntry: TypeAlias = tuple[Key, bytes | None, web.HttpAnswer]
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
@@ -75,7 +75,7 @@ def read_entry(value: Any) -> HarEntry:  # noqa: ANN401 - any JSON value
     if post is not None:
         sent = post["text"].encode("utf-8", "replace") if "text" in post else None
     key = key_of(method, parts.hostname, parts.path or "/", parts.query)
-    return key, sent, web.Answer(status=status, headers=headers, body=body)
+    return key, sent, web.HttpAnswer(status=status, headers=headers, body=body)
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
@@ -84,13 +84,13 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: web.StandInContext) -> web.App:
-    recorded = dict[tuple[Key, bytes | None], list[web.Answer]]()
+    recorded = dict[tuple[Key, bytes | None], list[web.HttpAnswer]]()
     for known, sent, answer in load(context.settings, context.files):
         for place in {(known, sent), (known, None)}:
             recorded.setdefault(place, []).append(answer)
     given = Counter[tuple[Key, bytes | None]]()
 
-    async def handle(request: web.Request) -> web.Answer:
+    async def handle(request: web.Request) -> web.HttpAnswer:
         key = key_of(request.method, request.host, request.raw_path, request.query_string)
         place: tuple[Key, bytes | None] = (key, request.body)
         if place not in recorded:

@@ -188,13 +188,13 @@ def methods_of(route: Fields) -> set[str]:
     return found | {"HEAD"} if "GET" in found else found
 
 
-class _Http(web.Service):
+class _Http(web.HttpService):
     def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)
         site: Any = context.settings
         self._routes = [(pattern_of(one["path"]), methods_of(one), one) for one in site["routes"]]
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         random = self.context.random
         # An encoded `/` splits no segment.
         parts = (unquote(part, errors="replace") for part in request.raw_path.split("/"))
@@ -226,7 +226,7 @@ class _Http(web.Service):
         except (TypeError, ValueError, RecursionError):  # also: no JSON value
             return web.plain_error(500)
 
-    def _answer(self, fields: Fields, view: Fields) -> web.Answer:
+    def _answer(self, fields: Fields, view: Fields) -> web.HttpAnswer:
         pairs = tuple(
             (name.lower(), web.header_text(render(str(text), view)))
             for name, text in fields.get("headers", {}).items()
@@ -243,7 +243,7 @@ class _Http(web.Service):
         if "template" in fields:
             body = (self.context.files / fields["template"]).read_text("utf-8", "replace")
         elif not body:
-            return web.Answer(status=status, headers=pairs)
+            return web.HttpAnswer(status=status, headers=pairs)
         if not media:
             is_page = body.lstrip().startswith("<")
             is_page |= str(fields.get("template", "")).endswith((".html", ".htm"))

@@ -14,27 +14,27 @@ _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
 
 
-class _Mcp(web.Service):
+class _Mcp(web.HttpService):
     def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)
         settings: Any = context.settings
         self._settings: Mapping[str, Any] = settings
         self._tools: Mapping[str, Any] = {str(tool["name"]): tool for tool in settings["tools"]}
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         if request.header("authorization") != f"Bearer {self._settings['token']}":
             refusal = {"error": "invalid_token", "error_description": "Authentication required"}
             challenge = ("www-authenticate", 'Bearer error="invalid_token"')
             return web.json_answer(refusal, 401, (challenge,))
         if request.method == "DELETE":
-            return web.Answer(status=200)
+            return web.HttpAnswer(status=200)
         if request.method != "POST":
             return web.text_answer("Method Not Allowed", 405, (("allow", "POST, DELETE"),))
         message = request.json
         is_message = isinstance(message, dict) and message.get("jsonrpc") == "2.0"
         number = message.get("id") if is_message else None
         if is_message and (not isinstance(message.get("method"), str) or number is None):
-            return web.Answer(status=202)  # an answer of the client's, or a notification
+            return web.HttpAnswer(status=202)  # an answer of the client's, or a notification
         if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
             wrong = _error(_INVALID_REQUEST, "Invalid Request")
             return web.json_answer({"jsonrpc": "2.0", "id": None, **wrong}, 400)

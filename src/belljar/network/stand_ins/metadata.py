@@ -20,7 +20,7 @@ _VERSIONS: Final = ("1.0", "2020-10-27", "latest")
 _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
-class _Metadata(web.Service):
+class _Metadata(web.HttpService):
     def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         random = context.random
@@ -33,7 +33,7 @@ class _Metadata(web.Service):
         drawn = make_credentials(RandomStream(random(KEY_BYTES), "credentials"))
         self._secrets: Mapping[str, str] = settings.get("credentials") or drawn
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         if request.path == "/latest/api/token":
             if request.method != "PUT":
                 return web.plain_error(405, _SERVER)

@@ -11,17 +11,17 @@ SHOWN_MODEL: Final = "gpt-4o"  # Any name is taken.
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
 
 
-def _error(status: int, message: str) -> web.Answer:
+def _error(status: int, message: str) -> web.HttpAnswer:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
     final = (("x-should-retry", "false"),) if status >= 500 else ()
     return web.json_answer({"error": error}, status, final)
 
 
-class _OpenAi(web.Service):
+class _OpenAi(web.HttpService):
     max_body_bytes = web.MAX_ASKED_BYTES
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():  # Any key is right.
             return _error(401, "You didn't provide an API key in an Authorization header.")
@@ -39,7 +39,7 @@ class _OpenAi(web.Service):
         if not (messages and is_list and isinstance(model, str) and 0 < len(model) <= 256):
             return _error(400, "Invalid body: expected JSON with 'model' and an array 'messages'.")
         completion = await self.ask(body)
-        if isinstance(completion, web.Answer):
+        if isinstance(completion, web.HttpAnswer):
             return completion
         if not body.get("stream"):
             return web.json_answer(completion)
@@ -52,9 +52,9 @@ class _OpenAi(web.Service):
             yield b"data: [DONE]\n\n"
 
         media = ("content-type", "text/event-stream; charset=utf-8")
-        return web.Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)
+        return web.HttpAnswer(headers=(media, ("cache-control", "no-cache")), stream=stream)
 
-    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any] | web.Answer:
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any] | web.HttpAnswer:
         hidden = ("stream", "stream_options")
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = web.compact(question).encode("utf-8", "replace")

@@ -36,7 +36,7 @@ _MAX_MEMBERS: Final = 50_000  # Millions of empty files would be read for minute
 MAX_MEMBER_BYTES: Final = 1 << 20
 
 
-class Registry(web.Service):
+class Registry(web.HttpService):
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
     max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
@@ -126,7 +126,7 @@ class Npm(Registry):
         ordered = ((name, sorted(versions, key=_order)) for name, versions in found.items())
         return {name: {each: found[name][each] for each in versions} for name, versions in ordered}
 
-    async def _packument(self, name: str, base_url: str) -> web.Answer:
+    async def _packument(self, name: str, base_url: str) -> web.HttpAnswer:
         packages = self._packages.get(name)
         if not packages:
             return _NOT_FOUND
@@ -141,7 +141,7 @@ class Npm(Registry):
         document = {"_id": name, "name": name, "dist-tags": tags, "versions": versions}
         return web.json_answer(document)
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         parts = [part for part in request.path.split("/") if part]
         if len(parts) > 1 and parts[0].startswith("@"):
             parts[:2] = [f"{parts[0]}/{parts[1]}"]  # A scope and its name, encoded or not.
@@ -167,7 +167,7 @@ class Npm(Registry):
         await self.record(request, "change", b"" if is_login else request.body, **about)
         return _NOT_FOUND
 
-    async def _publish(self, request: web.Request, name: str) -> web.Answer:
+    async def _publish(self, request: web.Request, name: str) -> web.HttpAnswer:
         document: Any = None
         with suppress(ValueError):
             document = web.parse_json(request.body, max_commas=_MAX_COMMAS)
@@ -228,7 +228,7 @@ class Pypi(Registry):
             found.setdefault(name, {})[base] = file
         return found
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
             fields, filename, content = read_form(request.body)
             words = {name: fields.get(name, "") for name in ("name", "version")}
@@ -304,7 +304,7 @@ class Debian(Registry):
         self._indexes: dict[str, bytes] = {}  # By the name below a suite.
         self._architectures: list[str] = []
 
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(self, request: web.Request) -> web.HttpAnswer:
         if request.method in {"PUT", "POST"}:
             about = {"path": request.path, "name": request.path.rpartition("/")[2], "refused": ""}
             await self.record(request, "publish", request.body, **about)
@@ -318,9 +318,9 @@ class Debian(Registry):
                 await self._read_packages()
         suite, _, name = below.partition("/")[2].partition("/")
         if name == "Release" and _SUITE.fullmatch(suite):
-            return web.Answer(headers=_TEXT, body=self._release(suite).encode())
+            return web.HttpAnswer(headers=_TEXT, body=self._release(suite).encode())
         if name in self._indexes:
-            return web.Answer(headers=_TEXT, body=self._indexes[name])
+            return web.HttpAnswer(headers=_TEXT, body=self._indexes[name])
         if (file := self._pool.get(below)) is None:
             return web.text_answer("404 Not Found", 404)
         return files.file_answer(file, media="application/vnd.debian.binary-package")

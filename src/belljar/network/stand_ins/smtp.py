@@ -29,7 +29,7 @@ _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
 class _MailConnection:
-    def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
+    def __init__(self, context: web.StandInContext, stream: web.ClientStream, cell: str) -> None:
         self._context, self._stream, self._cell = context, stream, cell
         host = next((name for name in context.names if "*" not in name), "mail.localdomain")
         self._host, self._held = host.encode("ascii", "replace"), bytearray()

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import asyncssh
 
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, record
-from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
+from belljar.network.stand_ins.web import ClientStream, StandInContext, StreamApp
 from belljar.signals.decoys import fingerprint, openssh_private, public_line
 
 VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"  # Debian 12's, as of an ordinary machine.
@@ -187,7 +187,7 @@ class _Transport(asyncio.Transport):
         super().__init__()
         self.pieces, self._is_closing = asyncio.Queue[bytes](), False
 
-    async def send_all(self, stream: Stream, recorded: Callable[[], Awaitable[None]]) -> None:
+    async def send_all(self, stream: ClientStream, recorded: Callable[[], Awaitable[None]]) -> None:
         while True:
             data = await self.pieces.get()
             await recorded()  # asyncssh itself answers that a session was given what it asked for
@@ -230,7 +230,7 @@ def make(context: StandInContext) -> StreamApp:
 
     slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def serve(stream: Stream, cell: str) -> None:
+    async def serve(stream: ClientStream, cell: str) -> None:
         if slots.locked():
             await stream.send(b"Exceeded MaxStartups\r\n")
             return

@@ -29,7 +29,7 @@ MAX_JSON_DEPTH: Final = 128  # Walks are recursive; Python's limit is near 1,000
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
-class Stream(Protocol):
+class ClientStream(Protocol):
     async def receive(self) -> bytes:
         """Return at most 64 KiB. Raises `OSError`."""
         ...
@@ -40,7 +40,7 @@ class Stream(Protocol):
 
 
 # `(stream, cell)`. The connection is closed when it returns, raises or exceeds a bound.
-StreamApp: TypeAlias = Callable[[Stream, str], Awaitable[None]]
+StreamApp: TypeAlias = Callable[[ClientStream, str], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = 64 << 20  # Beyond it a request is answered 413 and no stand-in is called.
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
@@ -142,7 +142,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class HttpAnswer:
     """An answer; `stream` replaces `body`, until `until` (loop time)."""
 
     status: int = 200
@@ -153,7 +153,7 @@ class Answer:
     until: float | None = None
 
 
-App: TypeAlias = Callable[[Request], Awaitable[Answer]]
+App: TypeAlias = Callable[[Request], Awaitable[HttpAnswer]]
 
 
 def _fields(text: str) -> Pairs:
@@ -192,18 +192,18 @@ def compact(value: object) -> str:
 
 def json_answer(
     value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json"
-) -> Answer:
+) -> HttpAnswer:
     return text_answer(compact(value), status, headers, media=media)
 
 
 def text_answer(
     text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
-) -> Answer:
+) -> HttpAnswer:
     headers = (("content-type", media), *headers)
-    return Answer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
+    return HttpAnswer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
 
 
-def plain_error(status: int, headers: Pairs = ()) -> Answer:
+def plain_error(status: int, headers: Pairs = ()) -> HttpAnswer:
     title = f"{status} {HTTPStatus(status).phrase}"
     page = (
         f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
@@ -217,19 +217,19 @@ def header_text(text: str) -> str:
     return _UNSAFE.sub("", text[:4096]).strip()
 
 
-class Service:
+class HttpService:
     max_body_bytes, writes_wait = 1 << 20, False
 
     def __init__(self, context: StandInContext) -> None:
         self.context, self._turn = context, Lock()
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: Request) -> HttpAnswer:
         if len(request.body) > self.max_body_bytes:
             return plain_error(413)
         async with self._turn if self.writes_wait and writes(request) else nullcontext():
             return await self.handle(request)
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: Request) -> HttpAnswer:
         """Answer a request; its changes are recorded first."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.web import Client, context, request_to
 
-from belljar.network.stand_ins.web import Answer, Request, Service, header_text, parse_json
+from belljar.network.stand_ins.web import HttpAnswer, HttpService, Request, header_text, parse_json
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_any_bytes_make_a_request(path: bytes, value: bytes) -> None:
 def test_a_body_beyond_its_bound_is_refused() -> None:
     """By a status, and no stand-in sees it."""
 
-    class Echo(Service):
+    class Echo(HttpService):
         max_body_bytes = 1000
 
-        async def handle(self, request: Request) -> Answer:
-            return Answer(body=request.body)
+        async def handle(self, request: Request) -> HttpAnswer:
+            return HttpAnswer(body=request.body)
 
     app = Client(Echo(context()))
     assert app.ask("POST", "/", body=bytes(1000)).body == bytes(1000)
