@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import stat
@@ -12,6 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, Literal
 
@@ -35,6 +35,7 @@ from belljar.store.home import HINT_SPACE
 from belljar.units import format_size, printable
 
 _CHUNK_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 16 << 10  # a member's rest is copied, once for each member in it
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, RFC 8878
 # More than any packer's level takes without being told (zstd(1), `--long`).
 _ZSTD_WINDOW_BYTES: Final = 128 << 20
@@ -94,24 +95,40 @@ def is_plain(file: Path) -> bool:
 
 def _uncompressed(source: IO[bytes]) -> Iterator[bytes]:
     """Yield pieces up to 1 MiB."""
-    stream: IO[bytes] | gzip.GzipFile = source
-    broken: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile, EOFError)
     magic = source.read(4)
     source.seek(0)
     if magic.startswith(_GZIP):
-        stream = gzip.GzipFile(fileobj=source)
+        yield from _gunzip(source)
     elif magic.startswith(_ZSTD):
         import zstandard  # few layers need it
 
-        broken = (zstandard.ZstdError,)
         # The window bounds memory.
         decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
         stream = decompressor.stream_reader(source, read_across_frames=True, closefd=False)
+        try:
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
+        except zstandard.ZstdError as error:
+            raise LayerError(f"a layer's compression is broken: {error}") from error
+    else:
+        yield from iter(partial(source.read, _CHUNK_BYTES), b"")
+
+
+def _gunzip(source: IO[bytes]) -> Iterator[bytes]:
+    """Not by `gzip`, which reads a header's name, and zeros after a member, byte by byte."""
+    inflate, rest = zlib.decompressobj(wbits=31), b""
     try:
-        while chunk := stream.read(_CHUNK_BYTES):
-            yield chunk
-    except broken as error:
+        while rest := rest or source.read(_PIECE_BYTES):
+            if inflate.eof:
+                inflate = zlib.decompressobj(wbits=31)
+            yield inflate.decompress(rest, _CHUNK_BYTES)
+            rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+        while not inflate.eof and (tail := inflate.decompress(b"", _CHUNK_BYTES)):
+            yield tail
+    except zlib.error as error:
         raise LayerError(f"a layer's compression is broken: {error}") from error
+    if not inflate.eof:
+        raise LayerError("a layer ends in the middle of its compressed data")
 
 
 # The OCI image specification's words for what an upper layer removes.

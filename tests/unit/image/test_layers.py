@@ -71,3 +71,17 @@ def test_many_empty_members_of_a_gzip_file_cost_little(tmp_path: Path) -> None:
     assert opened.pread(2, 0) == b"x"
     opened.close()
     assert time.process_time() - began < 10
+
+
+@pytest.mark.promise("1.8")
+def test_what_a_gzip_file_has_beside_its_content_costs_little(tmp_path: Path) -> None:
+    """A long name in its header, and zeros after it, that an archive's own compression hides."""
+    blob, packed, zeros = tmp_path / "blob", gzip.compress(b"x"), bytes(16 << 20)
+    named = packed[:3] + b"\x08" + packed[4:10] + b"a" * len(zeros) + b"\0" + packed[10:]
+    began = time.process_time()
+    blob.write_bytes(named)
+    open_layer(blob, tmp_path, max_bytes=1 << 20).close()
+    blob.write_bytes(packed + zeros)
+    with pytest.raises(LayerError):
+        open_layer(blob, tmp_path, max_bytes=1 << 20)
+    assert time.process_time() - began < 1
