@@ -10,23 +10,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.fakes.images import PYTHON, add_small_image, users_folder
 from tests.machine import public_folder
 
 from belljar.errors import PolicyError
+from belljar.image import buildah, tools
 from belljar.image.buildah import (
     BASES,
     BuildRequest,
     StepError,
     build_dockerfile,
     hold_base,
+    remove_built,
     work_dir,
 )
 from belljar.image.store import Image, Store
-from belljar.image.tools import first_id_of, user_namespace
+from belljar.image.tools import NoSpaceError, first_id_of, user_namespace
 from belljar.store.scratch import scratch_dir
 
 pytestmark = [pytest.mark.slow]
@@ -328,6 +332,30 @@ def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_pa
         done = inside.run("/bin/sh", "-c", CHANGES_BASE)
         assert (work / "mine").stat().st_uid == first_uid, done
         assert _state(base) == before
+
+
+@pytest.mark.promise("1.8")
+@pytest.mark.root
+def test_what_filled_the_disk_is_removed_from_the_full_disk(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's builds are removed in a namespace, which is not stopped as their steps are."""
+    first_uid = first_id_of(home)
+    with (
+        scratch_dir(home) as scratch,
+        work_dir(home, scratch, first_uid) as work,
+        user_namespace(home, scratch, first_uid=first_uid) as inside,
+        monkeypatch.context() as patched,
+    ):
+        os.chown(scratch, first_uid, first_uid)
+        patched.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
+        patched.setattr(tools, "_POLL_S", 0.001)
+        with pytest.raises(NoSpaceError):
+            inside.run("sleep", "10")
+        patched.setattr(buildah, "user_namespace", lambda *_, **__: nullcontext(inside))
+        patched.setattr(os, "geteuid", lambda: 1000)
+        remove_built(home, work, first_uid)
+        assert not work.exists()
 
 
 def _state(directory: Path) -> bytes:

@@ -333,7 +333,7 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
         remove_tree(directory)
         return
     with suppress(HostError), user_namespace(home, directory.parent, first_uid=first_uid) as inside:
-        inside.run("rm", "-rf", "--", str(WORK / directory.name))
+        inside.run("rm", "-rf", "--", str(WORK / directory.name), may_fill=False)
 
 
 @contextmanager

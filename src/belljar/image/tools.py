@@ -295,8 +295,10 @@ class Inside:
     report: Report
     tail: list[str] = field(default_factory=list)
 
-    def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
-        """Run a tool as the inner root."""
+    def run(
+        self, name: str, *words: str, has_network: bool = False, may_fill: bool = True
+    ) -> bytes:
+        """Run a tool as the inner root, to its end on a full disk unless it `may_fill` that."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
@@ -311,12 +313,13 @@ class Inside:
         env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "TMPDIR": str(WORK / "tmp")}
         env |= dict.fromkeys(("HOME", "XDG_RUNTIME_DIR"), f"{WORK}/home")
         pipe, joint = subprocess.PIPE, subprocess.STDOUT
+        watch: Watch = self._check_space if may_fill else lambda: None
         with (
             started(argv, stdin=pipe, stdout=pipe, stderr=joint, env=env) as process,
             drained(process, on_line=self._say) as output,
         ):
             try:
-                polled(process.wait, [name], _TOOL_TIMEOUT_S, self._check_space)
+                polled(process.wait, [name], _TOOL_TIMEOUT_S, watch)
             except BaseException:
                 # Process 1 ends, and is gone only after all others: then their files are too.
                 if process.stdin is not None:
