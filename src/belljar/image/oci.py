@@ -103,7 +103,11 @@ def _layers(
     for (name, digest), diff_id in zip(found.layers, diff_ids, strict=True):
         blob, known = found.files(name), str(diff_id) or "none"  # an empty one fits no layer
         layer = open_layer(blob, scratch, max_bytes=left_bytes, digest=digest, diff_id=known)
-        left_bytes -= layer.size_bytes
+        # Also of one that is mostly compression, and listed many times: each time is work.
+        if (left_bytes := left_bytes - max(layer.size_bytes, blob.stat().st_size)) < 0:
+            layer.close()
+            what = f"all its layers are larger than {format_size(limits.max_bytes)}"
+            raise LayerError(what, hint="--max-size allows more")
         yield layer
 
 

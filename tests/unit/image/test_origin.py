@@ -106,6 +106,21 @@ def test_any_manifest_in_an_archive_is_read_or_refused(tmp_path: Path, manifest:
         in_archive(tmp_path / "a.tar", tmp_path)
 
 
+@pytest.mark.promise("1.8")
+def test_a_layer_listed_many_times_counts_each_time(tmp_path: Path) -> None:
+    """One whose compression is larger than its content: its archive may be tiny."""
+
+    def padded(content: bytes) -> bytes:
+        packed = gzip.compress(content)
+        return packed[:3] + b"\x08" + packed[4:10] + b"a" * 40_000 + b"\0" + packed[10:]
+
+    archive = oci_archive(tmp_path / "a.tar", [LAYER] * 3, compress=padded)
+    limits = ImportLimits(max_bytes=100_000)
+    assert archive.stat().st_size < limits.max_bytes
+    with pytest.raises(PolicyError, match="all its layers are larger"):
+        import_image(tmp_path / "home", f"oci-archive:{archive}", name="a", limits=limits)
+
+
 def test_what_can_be_no_name_is_asked_of_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
