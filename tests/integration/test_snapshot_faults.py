@@ -67,3 +67,17 @@ def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
                 assert await said(fork, "echo fine") == ["fine"]
 
     anyio.run(look)
+
+
+def test_a_file_without_end_is_refused_at_once(vm_home: Path) -> None:
+    """The cell packs no terabyte of nothing for as long as a command may take."""
+
+    async def look() -> None:
+        resources = {"disk": "64 MiB", "exec_timeout": "30 s"}
+        async with open_cell({**FILES, "resources": resources}, home=vm_home) as cell:
+            await said(cell, "truncate -s 1T /tmp/endless")
+            with anyio.fail_after(20), pytest.raises(CellError, match="too much to keep"):
+                await cell.snapshot()
+            assert await said(cell, "echo fine") == ["fine"]
+
+    anyio.run(look)

@@ -196,9 +196,16 @@ async def _run(
         max_stderr_bytes=64 << 10,
     )
 
+    left_bytes, what = max_bytes, f"the cell's files can't be moved: {argv[0]}"
+    where = f"cell {cell.id}"
+    hint = "the image needs GNU find, xargs and tar; the files must fit the policy's disk"
+
     def see(stream: Stream, chunk: bytes) -> None:
+        nonlocal left_bytes
         if stream is Stream.STDOUT and taken is not None:
             taken(chunk)
+            if (left_bytes := left_bytes - len(chunk)) <= 0:  # it might go on for its whole time
+                raise CellError(f"{what}: too much to keep", where=where, hint=hint)
 
     outcome = await cell._live.client.exec(
         request, input=given, keep_bytes=4096 if taken else max(max_bytes, 4096), on_output=see
@@ -206,11 +213,7 @@ async def _run(
     is_cut = taken is None and outcome.stdout_dropped_bytes
     if outcome.returncode not in allowed or outcome.output_cap_reached or is_cut:
         said = printable(outcome.stderr, max_chars=200) or outcome.detail or "too much to keep"
-        raise CellError(
-            f"the cell's files can't be moved: {argv[0]}: {said}",
-            where=f"cell {cell.id}",
-            hint="the image needs GNU find, xargs and tar; the files must fit the policy's disk",
-        )
+        raise CellError(f"{what}: {said}", where=where, hint=hint)
     return outcome
 
 
