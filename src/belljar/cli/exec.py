@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -17,7 +18,7 @@ import click
 from belljar.cli import console
 from belljar.errors import PolicyError, breach_stands
 from belljar.host.settings import read_settings, within_settings
-from belljar.policy.loaded import known_preset, with_image, with_tier
+from belljar.policy.loaded import PRESETS, known_preset, with_image, with_tier
 from belljar.units import parse_duration, printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
 
@@ -51,7 +52,12 @@ def _time_limit(text: str | None) -> float | None:
     return timeout_s
 
 
-@click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
+@click.command(
+    "exec",
+    cls=CommandAfterDashes,
+    context_settings={"allow_extra_args": True},
+    options_metavar="[OPTIONS]",
+)
 @console.policy_argument("[POLICY|PRESET] -- CMD…")
 @console.tier_option()
 @click.option("--image", default="", help="The cell's image, instead of the policy's.")
@@ -99,6 +105,11 @@ def exec_command(
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and ((policy is None and not image) or COMMAND_KEY in ctx.meta):
         raise console.MisuseError("there is no command to run", hint=_HINT_DASHES)
+    is_policy = policy is None or policy in PRESETS or Path(policy).exists()
+    if ctx.args or not (argv or is_policy):
+        word = printable(ctx.args[0] if ctx.args else str(policy), max_chars=100)
+        what = f"`{word}` is neither a policy nor after `--`, as a command is"
+        raise console.MisuseError(what, hint=_HINT_DASHES)
     from belljar.cell.open import open_cell
     from belljar.cell.parts import start_run
 

@@ -55,7 +55,13 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "ledger": ("ledger", "ledger", "Verify or show the record of a run."),
 }
 
-
+# What people type who know other tools, and what has it here.
+_ELSEWHERE: Final = {
+    "help": "belljar --help",
+    "logs": "belljar ledger show",
+    "stats": "belljar watch",
+    "view": "belljar report",
+}
 _RAISED: Final = (KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit)
 
 
@@ -77,6 +83,13 @@ class _LazyGroup(click.Group):
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"belljar.cli.{module}"), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if (here := _ELSEWHERE.get(args[0])) is not None:
+            raise console.MisuseError(f"no such command '{args[0]}'", hint=f"use `{here}`")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

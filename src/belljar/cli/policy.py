@@ -58,7 +58,11 @@ def check_file(file: Path, *, as_json: bool) -> int:
     """
     from belljar.network.stand_ins.author import examine_all
     from belljar.policy.load import read_policy_file, refusal
+    from belljar.policy.loaded import PRESETS
 
+    if str(file) in PRESETS and not file.exists():
+        hint = f"print it: `belljar policy show {file}`"
+        raise console.MisuseError("a preset needs no check", hint=hint)
     text, base = read_policy_file(file), file.parent.absolute()
     policy, found = examine_all(text, source=str(file), base=base, default_name=file.stem)
     ok = policy is not None and not found

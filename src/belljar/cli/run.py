@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -111,7 +112,9 @@ def run(
         else:
             outcome = run_evaluation(request)
     except click.NoSuchOption as error:  # of Inspect's parser: the command is ours
-        raise click.NoSuchOption(error.option_name, ctx=context) from error
+        ours = [option for each in run.params for option in each.opts if option[:2] == "--"]
+        near = get_close_matches(error.option_name, ours) or error.possibilities
+        raise click.NoSuchOption(error.option_name, possibilities=near, ctx=context) from error
     hint = f"see `belljar verdict {outcome.path.name}`"
     with breach_stands(outcome.findings.verdict, hint=hint):
         _show_outcome(outcome, more, as_json=as_json)

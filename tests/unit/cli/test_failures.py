@@ -265,3 +265,21 @@ def test_without_inspect_a_run_says_what_to_install() -> None:
     argv = [sys.executable, "-c", f"{words}; sys.exit(run(['run', 'x.py']))"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, "pip install" in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        *(("logs", "belljar ledger show"), ("stats", "belljar watch"), ("view", "belljar report")),
+        *(("help", "belljar --help"), ("policy check high", "belljar policy show high")),
+        *(("exec id", "belljar exec -- "), ("exec low id", "belljar exec -- ")),
+        ("run task.py --polcy high", "--policy"),
+    ],
+)
+def test_a_usual_slip_is_answered_with_what_to_type(
+    words: str, named: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A word of another tool, a command without `--`, a preset for a file, a mistyped option."""
+    (tmp_path / "task.py").touch()
+    assert run(words.split()) == 2
+    assert named in capfd.readouterr().err
