@@ -66,6 +66,14 @@ _RAISED: Final = (KeyboardInterrupt, BelljarError, click.ClickException, OSError
 
 
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # click leaves for one, and hides what it came of
+            if _breach_of(error) is None and _without_a_reader():
+                raise
+            raise RuntimeError("a pipe broke that is not standard output") from error
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -169,8 +177,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
         error.show()
         return error.exit_code
-    breaches = (each for each in chained(error) if isinstance(each, ContainmentBreach))
-    if (breach := next(breaches, None)) is not None:
+    if (breach := _breach_of(error)) is not None:
         # Its exit code stands, whatever fails while it is shown
         try:
             console.show(breach, json_wanted=json_wanted)
@@ -206,6 +213,10 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         raise error
     console.show(found, json_wanted=json_wanted)
     return found.exit_code
+
+
+def _breach_of(error: BaseException) -> ContainmentBreach | None:
+    return next((each for each in chained(error) if isinstance(each, ContainmentBreach)), None)
 
 
 def _without_a_reader() -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import struct
 import subprocess
 import sys
@@ -195,7 +196,7 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
     # What sends more than one answer is ended by its limit of file size.
-    bounded = ["prlimit", f"--fsize={_HEAD.size + MAX_ANSWER_BYTES}", *words]
+    bounded = ["prlimit", f"--fsize={_HEAD.size + MAX_ANSWER_BYTES}:", *words]  # the soft one
     with TemporaryFile() as back, TemporaryFile() as said:
         why = "no answer"
         try:
@@ -229,6 +230,9 @@ def _output(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
+    # Slurm gives a job the soft limits of its `srun`, whose files are bounded by `answer_of`.
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed is not a frame
     source = sys.stdin.buffer

@@ -11,6 +11,7 @@ from belljar.errors import PolicyError
 from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, read_recipe
 from belljar.image.store import MADE_HERE, Store
 from belljar.policy.files import check_below
+from belljar.store.locks import locked
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -47,17 +48,25 @@ def build_missing(
             target=each.target,
             keep_setuid=True,  # what of it works in a cell is its tier's to say
         )
-        if store.missing(request.name) is None:
-            built = store.find(request.name).built  # with whatever options
-            if not built or built.get("recipe") == read_recipe(store, request).built["recipe"]:
+        if _is_current(store, request):
+            continue
+        with locked(home, "image-builds"):  # samples that begin together share one build
+            if _is_current(store, request):
                 continue
-        report(f"building the image {printable(request.name)}")
-        try:
-            build_dockerfile(home, request, report=report)
-        except StepError as error:
-            network = f"if its steps need the network: {command_of(each, network=True)}"
-            hint = network if error.wants_network else error.hint
-            raise PolicyError(error.what, where=error.where, hint=hint) from error
+            report(f"building the image {printable(request.name)}")
+            try:
+                build_dockerfile(home, request, report=report)
+            except StepError as error:
+                network = f"if its steps need the network: {command_of(each, network=True)}"
+                hint = network if error.wants_network else error.hint
+                raise PolicyError(error.what, where=error.where, hint=hint) from error
+
+
+def _is_current(store: Store, request: BuildRequest) -> bool:
+    if store.missing(request.name) is not None:
+        return False
+    built = store.find(request.name).built  # with whatever options
+    return not built or bool(built.get("recipe") == read_recipe(store, request).built["recipe"])
 
 
 def command_of(build: ServiceBuild, *, network: bool = False) -> str:

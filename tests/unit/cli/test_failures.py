@@ -150,6 +150,7 @@ def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.Mon
         caused_by(ContainmentBreach("a survivor"), lack),
         BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach, looped]),
         caused_by(KeyboardInterrupt(), breach),
+        caused_by(BrokenPipeError(errno.EPIPE, "gone"), breach),  # which click makes an exit
         caused_by(LedgerError("no space left"), BaseExceptionGroup("tasks", [lack, breach])),
         BaseExceptionGroup("tasks", [lack, caused_by(CellError("it is gone"), breach)]),
     ):

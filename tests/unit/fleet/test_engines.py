@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+import sys
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from belljar.cli.main import run as belljar
 from belljar.errors import HostError, PolicyError
 from belljar.fleet.engine import CELLS, joined
 from belljar.fleet.ray_engine import offers_of
-from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, answer_of, receive, send
+from belljar.fleet.slurm_engine import MAX_ANSWER_BYTES, MAX_FRAME_BYTES, answer_of, receive, send
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,17 @@ def test_what_a_node_answers_is_bounded(program: str, said: object) -> None:
     else:
         with pytest.raises(said):  # type: ignore[call-overload]
             answer_of(words, b"", within_s)
+
+
+def test_a_node_takes_what_is_larger_than_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's job has the limits of its `srun` (Slurm's default): an image's piece fits."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    (tmp_path / "fleet" / "f1").mkdir(parents=True)
+    request = BytesIO()
+    piece = bytes(2 * MAX_ANSWER_BYTES)
+    for item in ("take_piece", 5, "f1", "a" * 64, 0, len(piece), piece):
+        send(request, item)
+    words = [sys.executable, "-m", "belljar.fleet.slurm_engine"]
+    assert answer_of(words, request.getvalue(), 60.0) == ""

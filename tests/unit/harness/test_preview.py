@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +165,27 @@ def test_an_image_of_the_same_files_is_used(
     with pytest.raises(HostError) as caught:
         build_missing([text], {"made"}, home, report=print)
     assert "belljar setup" in caught.value.hint
+
+
+def test_samples_that_begin_together_share_one_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `inspect eval` each sample asks for its image, at once."""
+    home, text, built = tmp_path / "home", spec(tmp_path), list[str]()
+    put_image(home, "base", b"base")
+
+    def build(home: Path, request: BuildRequest, **_more: object) -> None:
+        recipe = read_recipe(Store(home), request)
+        time.sleep(0.2)
+        put_image(home, request.name, b"made", built=recipe.built)
+        built.append(request.name)
+
+    monkeypatch.setattr("belljar.image.missing.build_dockerfile", build)
+    with ThreadPoolExecutor() as pool:
+        ask = partial(build_missing, [text], {"made"}, home, report=print)
+        for asked in [pool.submit(ask) for _ in range(4)]:
+            asked.result()
+    assert built == ["made"]
 
 
 @pytest.mark.promise("1.8")
