@@ -158,6 +158,10 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         bases = {name: store.find(name) for name in found.images if store.missing(name) is None}
         # What it refuses is known before a base is asked for or loaded.
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
+        # Steps share one network: the author's wish for none is never overridden silently.
+        if request.has_network and made.offline_line:
+            what = f"line {made.offline_line}: RUN --network=none can't be kept with --network"
+            raise DockerfileError(what)
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
         shown = f"the Dockerfile can't be built: {printable(what)}"

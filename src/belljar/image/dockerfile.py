@@ -282,13 +282,17 @@ _WITHOUT_EFFECT: Final = {"LABEL", "EXPOSE", "MAINTAINER"}
 
 @dataclass(slots=True, kw_only=True)
 class Buildable:
-    """`volumes`: buildah would discard what later steps write there."""
+    """`volumes`: buildah would discard what later steps write there.
+
+    `offline_line` is that of a step that wants no network, or 0.
+    """
 
     heredoc_context: str
     lines: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     volumes: tuple[str, ...] = ()
     step_users: set[str] = field(default_factory=set)
+    offline_line: int = 0
 
     @property
     def text(self) -> str:
@@ -404,6 +408,8 @@ class _StageWriter:
                 flags += self._mount(value)
             elif f"{name}={value}" not in _HARMLESS:
                 raise DockerfileError(f"RUN can't have --{name}={value} here")
+            elif value == "none":
+                self.made.offline_line = item.line
         if not item.heredocs:
             if not item.is_json and command.startswith(("[", "--")):
                 command = json.dumps([*self.shell, command])

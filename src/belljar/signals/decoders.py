@@ -300,10 +300,15 @@ _CONFUSABLES: Final = str.maketrans(
 )
 
 
+# Invisible tag characters: U+E0000 and the code of an ASCII character.
+_TAGS: Final = {0xE0000 + code: chr(code) for code in range(32, 127)}
+
+
 @cache
 def _ascii(character: bytes) -> bytes:
     out = ""
-    for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
+    text = character.decode("utf-8", "replace").translate(_TAGS)
+    for part in unicodedata.normalize("NFKD", text):
         category = unicodedata.category(part)
         if category in {"Mn", "Cf"}:
             continue

@@ -278,6 +278,10 @@ def _fields(
                 yield name, once, others, piece
 
 
+# `1-QUJD`, `part02_QUJD`, `QUJD-7`
+_INDEX: Final = re.compile(rb"^[A-Za-z]{0,6}[0-9]{1,4}[-_]|[-_][A-Za-z]{0,6}[0-9]{1,4}$")
+
+
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
     if channel is Channel.DNS or part == "label":
         labels = [label for label in data.strip(b".\r\n ").split(b".") if label]
@@ -292,6 +296,9 @@ def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, byt
             yield "labels, first", payload[0]
             yield "labels without counters", b"".join(label for label in payload if len(label) > 3)
         yield "label, longest", max(payload, key=len)
+        # Only labels with a number: the others are the domain's.
+        bare = [_INDEX.subn(b"", label, count=1) for label in payload]
+        yield "labels without index", b"".join(label for label, changes in bare if changes)
     elif part == "url":
         path, _, query = data.partition(b"?")
         segments = [segment for segment in path.split(b"/") if segment]

@@ -81,6 +81,16 @@ def test_the_same_recipe_is_not_built_again(
 
 
 @pytest.mark.promise("1.8")
+def test_a_step_that_wants_no_network_is_never_given_one(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    add(home, "base")
+    request = request_for(tmp_path, "FROM base\nRUN --network=none true\n")
+    assert read_recipe(Store(home), request).built["network"] is False
+    with pytest.raises(PolicyError, match="line 2: RUN --network=none"):
+        read_recipe(Store(home), replace(request, has_network=True))
+
+
+@pytest.mark.promise("1.8")
 def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
     """But for its volumes: buildah would discard what steps write there."""
     config = base_config(add(tmp_path / "home", "base"), "0" * 64)["config"]

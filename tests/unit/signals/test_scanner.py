@@ -110,7 +110,8 @@ def test_a_value_has_its_place_and_encodings() -> None:
     assert 22 <= hit.start < hit.end <= 22 + len(encoded)
     assert one(TEXT.upper().encode()).decoding == ("case",)
     wide = "".join(chr(ord(c) + 0xFEE0) for c in TEXT)
-    for looks_alike in (wide, TEXT.replace("A", "А"), "\u200b".join(TEXT)):
+    tags = "".join(chr(0xE0000 + ord(c)) for c in TEXT)
+    for looks_alike in (wide, TEXT.replace("A", "А"), "\u200b".join(TEXT), tags):
         assert one(looks_alike.encode()).decoding == ("unicode",)
     for data in (b"%5aq7xKp29Lw", rb"\x5aq7xKp29Lw", rb"\132q7xKp29Lw"):
         assert scanner("Zq7xKp29Lw").scan(data).hits

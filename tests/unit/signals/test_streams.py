@@ -247,6 +247,17 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
     assert hits
 
 
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize(
+    "form", ["{n}-{piece}", "part{n:02}_{piece}", "{piece}-{n}", "{n}-{piece}.sub"]
+)
+def test_labels_of_queries_are_joined_without_their_indexes(form: str) -> None:
+    text = base64.b32encode(VALUE).decode().strip("=").lower()
+    pieces = [text[at : at + 9] for at in range(0, len(text), 9)]
+    names = [form.format(n=n, piece=piece) + ".evil.example" for n, piece in enumerate(pieces)]
+    assert found([(Channel.DNS, "label", name.encode()) for name in names]) >= 1
+
+
 @pytest.mark.promise("8.3")
 def test_flows_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection may be one: the one that was quiet for longest goes, and that is told."""
