@@ -70,8 +70,6 @@ class CaseOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Rates of many cases of both kinds."""
-
     cases: int
     failed: tuple[CaseOutcome, ...]
     precision: float

@@ -86,7 +86,6 @@ __all__ = ["__version__", "sync", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attribute protocol (PEP 562)
-    """Import a public name at first use."""
     from importlib import import_module
 
     if name == "sync":

@@ -224,7 +224,6 @@ class _Facade(Generic[_Inner_co]):
 def _mirrored(
     method: Callable[Concatenate[_A, _P], _R], act: Callable[[Callable[[], _R], Loop], _T]
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """Return the method's facade; `act` is given the call."""
 
     @wraps(method)
     def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -237,14 +236,12 @@ def _mirrored(
 def _waiting(
     method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """Return the method, run in the facade's loop."""
     return _mirrored(method, lambda call, loop: loop.call(call))
 
 
 def _at_once(
     method: Callable[Concatenate[_A, _P], _T],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """Return the method, which waits for nothing."""
     return _mirrored(method, lambda call, _loop: call())
 
 

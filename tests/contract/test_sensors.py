@@ -48,8 +48,6 @@ def descriptors() -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touch(Access):
-    """What an event says of one touch."""
-
     decoy: str
     trust: Trust
 

@@ -347,8 +347,6 @@ class RecordedCells(FakeCells):
 
 
 class _Recorded:
-    """A fake cell whose operations are recorded."""
-
     def __init__(self, cell: FakeCell, run: Any) -> None:
         self._cell, self._run, self._ops = cell, run, itertools.count(1)
 

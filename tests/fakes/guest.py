@@ -50,8 +50,6 @@ def result_payload(
 
 @dataclass
 class GuestOp:
-    """One operation as the guest sees it."""
-
     id: int
     kind: int
     body: bytes

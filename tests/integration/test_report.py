@@ -287,8 +287,6 @@ def test_the_events_hash_to_the_signed_root(ran: Path, home: Path) -> None:
 
 
 class _Collector(BaseHTTPRequestHandler):
-    """Keeps the requests of an OTLP exporter."""
-
     requests: ClassVar[list[Any]] = []
 
     def do_POST(self) -> None:

@@ -129,8 +129,6 @@ def query(name: str) -> bytes:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both, and the run that records them."""
-
     one: Side
     other: Side
     run: RunDirectory

@@ -70,7 +70,6 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
 @asynccontextmanager
 async def _attachable(cell: Cell) -> AsyncIterator[None]:
-    """Serve `belljar attach` during the block."""
     attached = wire.AttachSocket(cell, home=None)
     try:
         async with anyio.create_task_group() as tasks:
@@ -83,7 +82,6 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Return rows and columns; 24 × 80 if unknown."""
     with suppress(OSError):
         size = os.get_terminal_size(0)
         # A serial console may report 0 × 0.

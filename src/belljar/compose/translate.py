@@ -129,7 +129,6 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
 
 
 def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
-    """Raises `OSError`, `ValueError`."""
     source, target = mount.source, mount.target
     if not source.startswith("."):
         if mount.read_only:

@@ -111,7 +111,6 @@ def _count(counts: Counter[str], name: str) -> None:
 
 
 def _place(event: str, arguments: tuple[Any, ...]) -> str:
-    """Return ADDRESS:PORT or a name beyond this host, else ""."""
     where, port = arguments[_PLACES[event]], ""
     if getattr(arguments[0], "family", None) == socket.AF_VSOCK:
         return "" if where[0] == 1 else f"vsock {where[0]}:{where[1]}"  # 1: this machine itself

@@ -184,7 +184,6 @@ class Store:
         return None
 
     def _indexes(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return digests by names, and by origins."""
         found = list[dict[str, str]]()
         for file in (self._names_file, self._digests_file):
             try:

@@ -94,7 +94,6 @@ def is_plain(file: Path) -> bool:
 
 
 def _uncompressed(source: IO[bytes]) -> Iterator[bytes]:
-    """Yield pieces up to 1 MiB."""
     magic = source.read(4)
     source.seek(0)
     if magic.startswith(_GZIP):
@@ -307,7 +306,6 @@ class MergedTree:
     def _follow(
         self, link: LayerEntry, above: list[LayerEntry], todo: list[bytes], followed: int
     ) -> list[LayerEntry]:
-        """Push the link's target onto `todo`; return its start."""
         parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
         check_components(parts, link.target)
         self._steps += len(parts) + len(todo)

@@ -345,7 +345,6 @@ class LedgerWriter:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """Build the line around canonical data, which sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     now, mono_ns = wall_time(time.time_ns()), str(time.monotonic_ns())
     right = {"kind": event.kind, "mono_ns": mono_ns, "prev": prev, "seq": seq, "time": now}

@@ -278,7 +278,6 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _taken_by(port: int) -> Rule:
-    """Any destination is taken (TCP alone)."""
     return [{"tproxy": {"family": "ip", "port": port}}, nft.marked(LOCAL_MARK), nft.ACCEPT]
 
 

@@ -168,7 +168,6 @@ def _missing(
 
 
 def _places(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return kind, id, and name for a person."""
     found = list[tuple[str, str, str]]()
     try:
         network = plan["network"] or {"stand_ins": (), "upstreams": ()}
@@ -184,7 +183,6 @@ def _places(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _targets(findings: samples.RunFindings, source: RunSource) -> list[tuple[str, str, int]]:
-    """Return kind, name and count of uses."""
     uses, found = source.timelines.uses, list[tuple[str, str, int]]()
     left = findings.left.destinations
     dialled = {use.name: use.calls for use in left if use.way is Way.UPSTREAM}
@@ -374,7 +372,6 @@ def _entries(
 
 
 def _page_bytes(*texts: str) -> int:
-    """Return the texts' size in the page's JSON."""
     text = json.dumps(texts, ensure_ascii=False)
     return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&'"))
 

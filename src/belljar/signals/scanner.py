@@ -88,7 +88,6 @@ class KnownValues:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """Return the undone steps, or None."""
     inner = form.text.strip(_DROPPED)
     if piece == inner:
         return form.names
@@ -111,7 +110,6 @@ def _gaps(piece: bytes) -> set[bytes]:
 
 
 def _automaton(forms: dict[bytes, list[_Form]]) -> Any:  # noqa: ANN401 - it has no stubs
-    """Return an automaton over bytes, read as Latin-1."""
     made = ahocorasick.Automaton()
     for needle, of_needle in forms.items():
         made.add_word(needle.decode("latin-1"), of_needle)

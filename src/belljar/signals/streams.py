@@ -257,7 +257,6 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     fields: _Parts, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Yield name, field, content before, next piece."""
     left = MAX_FIELDS
     for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.

@@ -47,8 +47,6 @@ class Seen:
 
 
 class Evidence(Protocol):
-    """Something that the host must have seen."""
-
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """What is missing or too much; empty when it is all there."""
         ...
@@ -316,8 +314,6 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Counted:
-    """The rules counted packets under this word."""
-
     reason: str
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:

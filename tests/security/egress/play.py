@@ -178,8 +178,6 @@ Ready = Callable[[list[str]], Awaitable[None]]
 
 
 class Play:
-    """One tier's ranges. `ready` is waited for."""
-
     def __init__(self, outside: Outside, ready: Ready) -> None:
         self.outside, self._ready = outside, ready
         self.ranges: dict[str, Opened] = {}

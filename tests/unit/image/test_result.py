@@ -23,7 +23,7 @@ class Forger(Inside):
         super().__init__(first_uid=0, work=work, user_fd=-1, mounts_fd=-1, report=print)
         self.act = act
 
-    def run(self, *_argv: str, has_network: bool = False) -> bytes:
+    def run(self, name: str, *words: str, **_: bool) -> bytes:
         self.act(self.work)
         return b""
 

@@ -116,7 +116,6 @@ class StreamSplitter:
         return bytes(self._state)
 
     def _header(self) -> bytes:
-        """Keep all up to the first section (RAM); return its id."""
         while (match := _HEADER.search(self._buffer, 0, min(self._end, _MAX_HEADER_BYTES))) is None:
             if self._end >= _MAX_HEADER_BYTES or not self._fill():
                 raise _bad("no RAM at its beginning")
@@ -145,7 +144,6 @@ class StreamSplitter:
                 raise _bad(f"a record with flags {flags:#x}")
 
     def _sizes(self, total: int) -> None:
-        """Read each block's name, size and address."""
         while total > 0:
             name = self._keep(self._keep(1)[0])
             size = int.from_bytes(self._keep(8), "big")

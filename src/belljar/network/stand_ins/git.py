@@ -364,7 +364,6 @@ def _left(room: int, size: int) -> int:
 
 
 def _number(data: bytes, place: int) -> bytes:
-    """Return the bytes of a number. Raises `ValueError`."""
     match = _NUMBER.match(data, place)
     if match is None:
         raise ValueError("a number that has no end")

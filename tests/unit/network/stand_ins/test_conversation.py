@@ -28,8 +28,6 @@ class Gone:
 
 
 class Script(Conversation):
-    """A session of steps that are given."""
-
     def __init__(self, steps: Iterator[ServiceStep]) -> None:
         super().__init__()
         self._steps = steps
