@@ -82,6 +82,7 @@ def test_the_same_recipe_is_not_built_again(
 
 @pytest.mark.promise("1.8")
 def test_a_step_that_wants_no_network_is_never_given_one(tmp_path: Path) -> None:
+    """A build with a network refuses it by its line, before a base is loaded."""
     home = tmp_path / "home"
     add(home, "base")
     request = request_for(tmp_path, "FROM base\nRUN --network=none true\n")

@@ -252,6 +252,7 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
     "form", ["{n}-{piece}", "part{n:02}_{piece}", "{piece}-{n}", "{n}-{piece}.sub"]
 )
 def test_labels_of_queries_are_joined_without_their_indexes(form: str) -> None:
+    """A value that is cut over numbered labels is found."""
     text = base64.b32encode(VALUE).decode().strip("=").lower()
     pieces = [text[at : at + 9] for at in range(0, len(text), 9)]
     names = [form.format(n=n, piece=piece) + ".evil.example" for n, piece in enumerate(pieces)]
