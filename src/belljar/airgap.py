@@ -162,7 +162,6 @@ def _radios(root: Path) -> Iterator[Seen]:
 
 
 def _sockets(root: Path) -> Iterator[Seen]:
-    """Find a peer or address beyond loopback."""
     (root / "proc/self").stat()
     for table in _TABLES:
         for line in _word(root / "proc/net" / table).splitlines()[1:]:
@@ -261,7 +260,6 @@ def _links(namespace: int | None = None) -> list[Link]:
 
 
 def _namespaces() -> Iterator[Seen]:
-    """Find devices through which other processes could relay."""
     if os.geteuid() != 0:
         yield State.UNKNOWN, "other users' processes may be hidden: run as root"
     if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:

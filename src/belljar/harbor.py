@@ -98,7 +98,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         """Change nothing: `start` refuses a task whose phases differ."""
 
     def _hosts(self) -> frozenset[str]:
-        """Return the names that all phases may reach. Raises `PolicyError`."""
         wanted = [self._network_policy, *self._phase_network_policies]
         is_public = any(each.network_mode == NetworkMode.PUBLIC for each in wanted)
         if is_public and _names_public(self.environment_dir):
@@ -184,7 +183,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
-        """Raises `HostError`, `PolicyError`."""
         config = self.task_env_config
         if config.gpus or config.tpu or config.os == TaskOS.WINDOWS:
             raise self._refused("a task gets no GPU, no TPU and no Windows")

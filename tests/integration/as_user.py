@@ -42,8 +42,6 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class UsersBelljar(Belljar):
-    """Runs `belljar`, or any program, as the user."""
-
     uid: int
     gid: int
     python: str

@@ -44,8 +44,6 @@ def readable_package() -> Iterator[Path]:
 
 
 class Attacker:
-    """A cell seen by who sits in it."""
-
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
 

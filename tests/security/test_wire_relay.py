@@ -83,8 +83,6 @@ class WayCounters(NamedTuple):
 
 
 class WireCounters(NamedTuple):
-    """What the guest sent, and what it received."""
-
     sent: WayCounters
     received: WayCounters
 

@@ -75,8 +75,6 @@ class Colour(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A field of each kind that documents have."""
-
     late: Late
     many: tuple[Late, ...] = ()
     place: Path | None = None

@@ -120,7 +120,6 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
 
 
 async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> int:
-    """Join this terminal to a cell's command; return its exit code."""
     try:
         if "/" in cell_id or cell_id in {"", ".", ".."}:  # it becomes a part of a path
             raise FileNotFoundError(cell_id)

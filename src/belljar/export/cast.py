@@ -59,7 +59,6 @@ def _end(line: Line) -> Iterator[tuple[int, str, str]]:
 def _pieces(
     line: Line, body: BodyRef, read: Callable[[BodyRef], bytes]
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield milliseconds since the start, asciicast's code, and text."""
     if body.name not in ("stdout", "stderr"):
         return
     times = line.data.get(f"{body.name}_times")

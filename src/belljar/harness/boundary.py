@@ -227,7 +227,6 @@ def _offered(tool: ToolDef | ToolInfo) -> tuple[str, Outside | None]:
 
 
 def _called(tool: ToolDef) -> tuple[str, Outside | None]:
-    """Return a tool's name and place; Inspect's own count under any name."""
     made = unwrap(tool.tool)
     maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
     is_inspects = str(getattr(made, "__module__", "")).startswith("inspect_ai.")

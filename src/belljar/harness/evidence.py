@@ -152,7 +152,6 @@ def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
 
 
 def _turns(sample: EvalSample, run_id: str) -> Iterator[tuple[str, str, str]]:
-    """Yield time, author and text of each message, once."""
     known = set[str | None]()
     for event in _all_events(sample, run_id):
         found = list[tuple[datetime, str, str]]()

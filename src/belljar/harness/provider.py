@@ -173,7 +173,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @classmethod
     async def _prepare(cls, session: Session, made: SamplePolicy) -> None:
-        """Show what differs, and make images and template."""
         loaded, builds = made.policy, made.asked.builds
         session.show_once(() if session.is_previewed else sentences(made.differences))
         if builds and not session.is_previewed:

@@ -257,7 +257,6 @@ class MergedTree:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
 
     def _measured(self, parent: LayerEntry, name: bytes, target: bytes = b"") -> int:
-        """Return a path's length: links give long ones short names."""
         path_bytes = parent.path_bytes + len(name) + 1
         self._text_bytes += path_bytes + len(target)
         if path_bytes > MAX_PATH_BYTES or self._text_bytes > MAX_TEXT_BYTES:

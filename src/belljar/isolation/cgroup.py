@@ -105,7 +105,6 @@ def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
-    """Return (file, value) pairs; `?`: this kernel may lack it."""
     memory = str(limits.memory_max_bytes)
     quota_us = None
     if limits.cpu_quota_percent is not None:

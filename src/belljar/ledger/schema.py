@@ -139,7 +139,6 @@ def _signed(key: SigningKey, domain: bytes, statement: dict[str, Any]) -> bytes:
 
 
 def _opened(raw: bytes, domain: bytes, shape: Shape) -> dict[str, Any]:
-    """Return the statement, signed by the key that it names. Raises `ValueError`."""
     statement = parse_canonical(raw)
     check_shape(statement, shape)
     unsigned = {name: value for name, value in statement.items() if name != "signature"}

@@ -180,7 +180,6 @@ class _Checker:
         self.mono_ns = int(line.mono_ns)
 
     def _wrong(self, body: BodyRef) -> str:
-        """Return the fault of a body, or ""."""
         is_whole = body.kept_bytes == body.total_bytes
         if body.kept_bytes > body.total_bytes or (
             is_whole and body.stored_sha256 not in {None, body.sha256}

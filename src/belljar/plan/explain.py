@@ -91,7 +91,6 @@ def render_plan(
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield labels with their texts; those of "" are not wrapped."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"

@@ -25,6 +25,7 @@ MAX_FLOWS: Final = 10_000  # Likewise; a connection may be a flow of its own.
 MAX_PARTS: Final = 512  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
 MAX_REPORTED: Final = 10_000  # Finds of one part whose ends are remembered.
+REMEMBERED_BYTES: Final = 256  # What one of them takes.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 MAX_REPEATED: Final = 3  # No value has four bytes twice in a row.
 JOINED: Final = "joined"  # The first decoding of a find that no single piece holds.
@@ -41,13 +42,18 @@ class _Part:
         self.starts: frozenset[tuple[int, str]] = frozenset()
         self.ends: dict[tuple[str, str], int] = {}
 
-    def keep_ends(self, hits: Iterable[Hit], size: int, added: int) -> None:
-        """Remember where finds ended, seen from the text's end."""
-        ends = {key: at + added for key, at in self.ends.items() if at + added < MAX_TAIL}
+    @property
+    def remembered(self) -> int:
+        return REMEMBERED_BYTES * (len(self.ends) + len(self.starts))
+
+    def keep_ends(self, hits: Iterable[Hit], size: int, added: int, tail: int) -> None:
+        """Remember where finds ended, seen from the text's end, as far as `tail` reaches."""
+        ends = {key: at + added for key, at in self.ends.items()}
         for hit in hits:
             key = (hit.cls, hit.digest)
             ends[key] = min(size - hit.end, ends.get(key, size))
-        self.ends = dict([*ends.items()][-MAX_REPORTED:])
+        near = [(key, at) for key, at in ends.items() if at <= tail]
+        self.ends = dict(near[-MAX_REPORTED:])
 
 
 class _Parts:
@@ -68,6 +74,10 @@ class _Parts:
     def size(self) -> int:
         return sum(len(part.tail) for part in self._kept.values())
 
+    @property
+    def remembered(self) -> int:
+        return sum(part.remembered for part in self._kept.values())
+
 
 class _Flow:
     def __init__(self) -> None:
@@ -75,6 +85,11 @@ class _Flow:
         self.parts, self.fields = _Parts(), _Parts()
         self.border = _Part()  # Whatever part came last.
         self.counted = 0  # Its size, when it was last fed.
+
+    @property
+    def size(self) -> int:
+        held = self.parts.remembered + self.fields.remembered + self.border.remembered
+        return len(self.border.tail) + self.parts.size + self.fields.size + held
 
 
 class StreamScanner:
@@ -103,7 +118,7 @@ class StreamScanner:
         for field in _fields(state.fields, channel, part, data, self._tail):
             results.append(self._join(*field, len(data)))
         self._bytes -= state.counted
-        state.counted = len(state.border.tail) + state.parts.size + state.fields.size
+        state.counted = state.size
         self._bytes += state.counted
         # The flow that was just fed stays: it is the last.
         while len(self._flows) > MAX_FLOWS or (self._bytes > MAX_BYTES and len(self._flows) > 1):
@@ -127,8 +142,9 @@ class StreamScanner:
         part.tail = text[-self._tail :]
         result = self._scan(text)
         news = self._news(part, text, before, result, is_whole=True)
-        part.keep_ends(news.hits, len(text), len(data))
-        part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
+        part.keep_ends(news.hits, len(text), len(data), self._tail)
+        begun = ((len(text) - hit.start, hit.value_id) for hit in result.hits)
+        part.starts = frozenset(start for start in begun if start[0] <= self._tail)
         results = [replace(news, hits=_moved(news.hits, -before, len(data)))]
         inner = f"{name} unpacked"
         if part.reader is not None:
@@ -196,25 +212,25 @@ class StreamScanner:
         end, border = state.border.tail, state.border
         border.tail = (end + data)[-self._tail :]
         if not end or not data:
-            border.keep_ends((), 0, len(data))
+            border.keep_ends((), 0, len(data), self._tail)
             return Scanned()
         text = end + data[: self._tail]
         news = self._news(border, text, len(end), self._scan(text), is_whole=False)
-        border.keep_ends(news.hits, len(end) + len(data), len(data))
+        border.keep_ends(news.hits, len(end) + len(data), len(data), self._tail)
         return replace(news, hits=_moved(news.hits, -len(end), len(data), JOINED))
 
     def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
         alone = name.startswith("labels")  # Such a piece is joined itself.
         if not before and not alone:
-            field.keep_ends((), 0, len(piece))
+            field.keep_ends((), 0, len(piece), self._tail)
             return Scanned()
         text = before + (piece if alone else piece[: self._tail])
         result = self._scan(text)
         if any(hit.start < len(before) < hit.end for hit in result.hits):
             # What a piece has as a whole was found with its request.
-            field.keep_ends(self._scan(before).hits, len(before), 0)
+            field.keep_ends(self._scan(before).hits, len(before), 0, self._tail)
         news = self._news(field, text, len(before), result, is_whole=alone)
-        field.keep_ends(news.hits, len(before) + len(piece), len(piece))
+        field.keep_ends(news.hits, len(before) + len(piece), len(piece), self._tail)
         return replace(news, hits=_all_of(news.hits, size, JOINED))
 
 

@@ -119,8 +119,6 @@ def enter_user(fds: list[int]) -> list[str]:
 
 
 class Scene:
-    """A range, what it recorded, and its death."""
-
     def __init__(self, home: Path, **changes: Any) -> None:  # noqa: ANN401 - fields of the plan
         self.network = replace(NetworkPlan(stand_ins=(SHOP,)), **changes)
         self.layout = lay_out(

@@ -154,8 +154,6 @@ class Opened:
 
 @dataclass(kw_only=True)
 class Death:
-    """What followed on a blow to a range."""
-
     raised: str
     why: str
     cells_ended: bool

@@ -32,8 +32,6 @@ USED = Event(
 
 
 class World:
-    """Two cells of one run, one of another."""
-
     def __init__(self, home: Path) -> None:
         self.home, self.recorder = home, MemoryRecorder()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

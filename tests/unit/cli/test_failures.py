@@ -272,8 +272,11 @@ def test_without_inspect_a_run_says_what_to_install() -> None:
     [
         *(("logs", "belljar ledger show"), ("stats", "belljar watch"), ("view", "belljar report")),
         *(("help", "belljar --help"), ("policy check high", "belljar policy show high")),
-        *(("exec id", "belljar exec -- "), ("exec low id", "belljar exec -- ")),
-        ("run task.py --polcy high", "--policy"),
+        *(
+            ("exec id", "exec -- "),
+            ("exec low id", "exec -- "),
+            ("run task.py --polcy x", "--policy"),
+        ),
     ],
 )
 def test_a_usual_slip_is_answered_with_what_to_type(

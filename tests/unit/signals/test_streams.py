@@ -212,6 +212,22 @@ def test_what_was_reported_is_remembered_within_a_bound(monkeypatch: pytest.Monk
     assert held_bytes < 500_000
 
 
+@pytest.mark.promise("5.7")
+def test_what_was_reported_takes_no_memory_in_flows_without_end() -> None:
+    """Of each command's output only what its tail can still touch is remembered."""
+    watcher, noise = stream(), random.Random(7)  # noqa: S311 - noise
+    letters = "ABCDEFGHJKLMNPQRSTUVWXYZ234567"
+    keys = ["AKIA" + "".join(noise.choices(letters, k=16)) for _ in range(400)]
+    output = "\n".join(keys).encode()
+    assert len(watcher.feed("warm", Channel.OUTPUT, "stdout", output).hits) > 300
+    tracemalloc.start()
+    for number in range(30):
+        watcher.feed(f"{number}", Channel.OUTPUT, "stdout", output)
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 30 * 20_000
+
+
 WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {
     "parameter": (Channel.HTTP, "url", lambda piece, n: f"/x?sort=name&page={n}&d={piece}"),
     "path": (Channel.HTTP, "url", lambda piece, _n: f"/a/{piece}"),

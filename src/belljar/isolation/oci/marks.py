@@ -73,7 +73,6 @@ def _mark_in(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
 
 
 def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
-    """Mark as the container's root. Raises `OSError`."""
     arguments = (json.dumps(sys.path), str(queue), str(agent))
     try:
         done = subprocess.run(

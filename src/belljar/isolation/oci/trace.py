@@ -255,7 +255,6 @@ def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> 
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield a protobuf message's fields. Raises `ValueError`."""
     at = 0
     for _ in range(_MAX_FIELDS):
         if at >= len(data):

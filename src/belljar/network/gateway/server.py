@@ -114,7 +114,6 @@ class Exchange:
         await self._reply(await app(self._seen(body)))
 
     async def _read_body(self) -> bytes:
-        """Return the body. Raises `RefusedRequestError`, `ClientGoneError`."""
         bounds = self._site.bounds
         over = self._refused or RefusedRequestError("the body is over the bound", 413)
         # Of a request that is refused anyway, what its event keeps.

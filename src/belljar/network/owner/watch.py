@@ -264,7 +264,7 @@ class RangeWatch:
                 self._gateway_done.set()
         except BelljarError as exc:
             self.die(exc)
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError) as exc:
             what = f"a part of the range sent a malformed message: {exc}"
             self.die(ProtocolViolation(what, where=self._where))
 

@@ -227,7 +227,6 @@ class _Git(web.HttpService):
 
 
 def _unpacked(request: web.Request, max_bytes: int) -> bytes:
-    """Return a request's body, unpacked. Raises `ValueError`, `zlib.error`."""
     body = request.body
     if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
         inflater = zlib.decompressobj(wbits=31)
@@ -257,7 +256,6 @@ def _advertisement(repository: Repository | None, service: str) -> web.HttpAnswe
 
 
 def _lines_of(body: bytes) -> list[bytes]:
-    """Return a fetch's lines. Raises `ValueError`, `GitProtocolError`."""
     lines, protocol = list[bytes](), Protocol(io.BytesIO(body).read, len)
     try:
         while len(lines) <= MAX_LINES:

@@ -124,7 +124,10 @@ class _MailConnection:
             return b"535 5.7.8 Error: authentication failed: no mechanism available\r\n"
         if not text:
             await self._stream.send(b"334 \r\n")
-            text = await self._line() or b""
+            if (answer := await self._line()) is None:
+                self._is_over = True  # no login was presented
+                return b""
+            text = answer
         try:
             # authorization NUL user NUL password (RFC 4616)
             answers = (*base64.b64decode(text, validate=True).split(b"\0", 2), b"", b"")

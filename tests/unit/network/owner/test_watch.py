@@ -30,6 +30,9 @@ from belljar.plan.network import NetworkBounds, NetworkPlan
 MAX_BYTES, TIMEOUT_S = 20_000, 60.0
 NETWORK = NetworkPlan(bounds=NetworkBounds(recorded_bytes=MAX_BYTES))
 LAYOUT = lay_out(NETWORK, ["agent"], random_bytes=bytes(16), avoid=[])
+# A connection at a port that there is none of.
+BEYOND: dict[str, Any] = {"cell": "agent", "connection": 1, "address": LAYOUT.resolver}
+BEYOND |= {"port": 70_000, "source_port": 4000, "phase": "open"}
 
 
 class Watched:
@@ -139,6 +142,7 @@ def test_at_the_end_what_has_no_room_is_counted() -> None:
     [
         (Item(Kind.NETWORK_DNS, {"name": 1}), "a part of the range sent what can't be recorded"),
         (Item(ENDED, {"unreported": 0}), "it has ended without a request"),
+        (Item(Kind.NETWORK_CONNECTION, BEYOND), "a part of the range sent a malformed message"),
     ],
 )
 def test_data_that_no_kind_allows_is_the_gateways_fault(

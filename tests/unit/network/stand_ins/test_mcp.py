@@ -33,8 +33,6 @@ def server(record: Recorded | None = None) -> tuple[Client, dict[str, str]]:
 
 
 class InProcess(httpx.AsyncBaseTransport):
-    """Carries requests to an application in this process."""
-
     def __init__(self, app: App) -> None:
         self._app = app
 

@@ -43,6 +43,15 @@ def test_a_command_line_without_end_ends_the_connection() -> None:
     assert [line[:3] for line in replies.splitlines()] == [b"220"]
 
 
+@pytest.mark.parametrize("answer", [b"", b"x" * 13_000 + b"\r\nNOOP\r\n", b"x" * 13_000])
+def test_a_login_without_its_answer_is_none(answer: bytes) -> None:
+    """Neither on record, nor taken; what a line without end held is no command."""
+    ledger = Ledger()
+    replies = exchange(ledger, b"EHLO c\r\nAUTH PLAIN\r\n" + answer)
+    assert replies.splitlines()[-1][:3] == b"334"
+    assert ledger.attempts == []
+
+
 @given(st.lists(st.binary(max_size=300), max_size=8))
 @settings(deadline=None, max_examples=25)
 def test_any_bytes_end_in_a_closed_connection(pieces: list[bytes]) -> None:
