@@ -64,8 +64,6 @@ class Authority:
 
 @dataclass
 class WebServer:
-    """Where it listens, and the requests that it got."""
-
     port: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)

@@ -82,8 +82,6 @@ def context(
 
 @dataclass
 class Client:
-    """Calls an app; keeps cookies as a browser would."""
-
     app: App
     host: str = "shop.example"
     cookies: dict[str, str] = field(default_factory=dict)

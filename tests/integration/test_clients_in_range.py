@@ -62,8 +62,6 @@ NODE = "export PATH=$PATH:$PWD/bin\n"
 
 @dataclass(frozen=True)
 class Agent:
-    """A cell in its range, and the range's record."""
-
     cell: Cell
     range: Range
     run: RunDirectory

@@ -123,8 +123,6 @@ print("dropped")
 
 @dataclass(frozen=True)
 class Pair:
-    """Both cells, and the store that they come from."""
-
     one: Cell
     other: Cell
     home: Path

@@ -19,8 +19,6 @@ _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one range, from its beginning to its end."""
-
     events: tuple[tuple[str, Mapping[str, Any]], ...]
     opened_s: float = 0.0
     flushed_s: float = math.inf

@@ -115,8 +115,6 @@ LONG: Final = ".".join(
 
 @dataclass(frozen=True)
 class Outside:
-    """What is tried from outside the ranges, and where."""
-
     tier: str
     home: Path
     folder: Path
