@@ -86,11 +86,8 @@ def lay_out(
     names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
     catch_all = str(names_net[free.pop()]) if network.default == "simulate" else None
     taken = {*network.gateway_ports(), *(port.number for port in CATCH_ALL_PORTS)}
-    free_ports = (
-        _OWN_PORTS[number % len(_OWN_PORTS)]
-        for number in _stream(random_bytes, "sink")
-        if _OWN_PORTS[number % len(_OWN_PORTS)] not in taken
-    )
+    drawn = (_OWN_PORTS[each % len(_OWN_PORTS)] for each in _stream(random_bytes, "sink"))
+    free_ports = (port for port in drawn if port not in taken)
     sink_port = next(free_ports) if network.sink else None
     taken |= {sink_port or 0}  # no port is 0
     return RangeLayout(

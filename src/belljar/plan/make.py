@@ -54,9 +54,8 @@ def make_plan(
     isolation, skipped = _choose(policy, facts, user=user, has_port=has_port)
     tier, emulated = isolation["tier"], isolation["emulated"]
     env = {**(image.env if image else {}), **policy.env}
-    why = "can't be used here (`belljar doctor`)"  # which has the hints
     sentences = tuple(
-        printable(f"using tier {tier}: {weaker} {why}: {each.what}")
+        printable(f"using tier {tier}: {weaker} can't be used here (`belljar doctor`): {each.what}")
         for weaker, each in skipped.items()
     )
     unbuilt = () if image else (f"image {printable(policy.image)} is not built",)
@@ -140,7 +139,7 @@ def granted(rights: Rights | None, tier: Tier) -> Granted:
 def _isolation(tier: Tier, policy: Policy, facts: HostFacts, *, has_port: bool) -> dict[str, Any]:
     resources, model, rights = policy.resources, policy.model, granted(policy.rights, tier)
     controllers = facts.cgroup.controllers
-    common = {"tier": tier, "rights": rights}
+    common = {"tier": tier, "rights": rights, "emulated": False, "memory_by_rlimit": False}
     if tier is not Tier.MICROVM:
         runtime = facts.runtime(tier.value)  # `tier_obstacles` asked for one
         container = oci_shape(
@@ -152,14 +151,7 @@ def _isolation(tier: Tier, policy: Policy, facts: HostFacts, *, has_port: bool) 
             rights=rights,
             devices=() if model is None else model.devices,
         )
-        jail = oci_limits(tier, resources)
-        return {
-            **common,
-            "jail": jail,
-            "oci": container,
-            "emulated": False,
-            "memory_by_rlimit": False,
-        }
+        return {**common, "jail": oci_limits(tier, resources), "oci": container}
     emulated = facts.kvm.state is not TrialState.PROVEN
     shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=model is not None)
     guest = replace(

@@ -87,8 +87,7 @@ def seccomp_profile(
     # Tools that set up or watch a network need packet sockets: the right brings them along.
     if "NET_ADMIN" in rights.capabilities:
         packets = ((_masked(0, socket.AF_PACKET),),)
-        opened = CallGroup(calls=("socket",), any_of=packets)
-        groups = (opened, *groups)
+        groups = (CallGroup(calls=("socket",), any_of=packets), *groups)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,

@@ -32,8 +32,7 @@ MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, DATA_DISK_PATH, MEMO
 # none.
 KERNEL_COMMAND_LINE: Final = (
     "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=off psi=0 noautogroup "
-    "swiotlb=noforce "
-    "lsm=lockdown,landlock,yama"
+    "swiotlb=noforce lsm=lockdown,landlock,yama"
 )
 DATA_DISK_WORD: Final = " data_disk"  # the guest agent (boot.c) waits for the second disk
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"  # until RENEW, while the link is down
@@ -141,10 +140,8 @@ def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     backend = f"memory-backend-{kind},id=ram,size={shape.ram_mib}M{source}"
     # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and
     # nothing else here ticks.
-    command_line = (
-        f"{KERNEL_COMMAND_LINE} tsc_early_khz={counter_khz}" if counter_khz else KERNEL_COMMAND_LINE
-    )
-    command_line += DATA_DISK_WORD if shape.data_disk else ""
+    counter = f" tsc_early_khz={counter_khz}" if counter_khz else ""
+    command_line = KERNEL_COMMAND_LINE + counter + (DATA_DISK_WORD if shape.data_disk else "")
     kernel = ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
     return (
         *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),

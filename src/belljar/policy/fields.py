@@ -244,9 +244,7 @@ METADATA_NAMES: Final = (  # only a cell and a stand-in of kind `metadata` may h
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 # A last label like these makes an address of the name for some clients (WHATWG URL, 3.5).
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-USUAL_PROTOCOLS: Final = dict(
-    zip((80, 443, 8443, 25, 587, 465), ["http", "tls", "tls", "smtp", "smtp", "smtps"], strict=True)
-)
+PROTOCOL_OF: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}
 
 
 def read_host(value: object) -> str:

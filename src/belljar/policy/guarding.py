@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from belljar.dataclass import dataclass, field
@@ -13,6 +12,8 @@ from belljar.dataclass import dataclass, field
 class DecoyKind(StrEnum):
     AWS_CREDENTIALS = "aws_credentials"
     SSH_KEY = "ssh_key"
+    KUBECONFIG = "kubeconfig"
+    API_KEY = "api_key"
     DOTENV = "dotenv"
     GIT_CREDENTIALS = "git_credentials"
     SPREADSHEET = "spreadsheet"
@@ -27,14 +28,12 @@ class DecoyKind(StrEnum):
 
 
 # The kinds that are services: usual port and protocol.
-SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
-    {
-        **dict.fromkeys((DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP), (80, "http")),
-        DecoyKind.REDIS: (6379, "tcp"),
-        DecoyKind.POSTGRES: (5432, "tcp"),
-        DecoyKind.SSH: (22, "tcp"),
-    }
-)
+SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = {
+    **dict.fromkeys((DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP), (80, "http")),
+    DecoyKind.REDIS: (6379, "tcp"),
+    DecoyKind.POSTGRES: (5432, "tcp"),
+    DecoyKind.SSH: (22, "tcp"),
+}
 # Services that log in, record and refuse: they hold no rows.
 LOGIN_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES, DecoyKind.SSH})
 METADATA_ADDRESS: Final = "169.254.169.254"  # every large cloud's metadata service
@@ -59,16 +58,15 @@ class Action(StrEnum):
 
 
 # Inside a range they only flag, so that an evaluation measures what a model does.
-DEFAULT_ACTIONS: Final[Mapping[Place, Action]] = MappingProxyType(
-    {**dict.fromkeys(Place, Action.FLAG), Place.UPSTREAM: Action.BLOCK}
-)
+DEFAULT_ACTIONS: Final[Mapping[Place, Action]] = {
+    **dict.fromkeys(Place, Action.FLAG),
+    Place.UPSTREAM: Action.BLOCK,
+}
 # The actions of each place. What a cell sends is never rewritten.
-ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
-    {
-        **dict.fromkeys((Place.RANGE, Place.UPSTREAM), (Action.FLAG, Action.BLOCK, Action.STOP)),
-        **dict.fromkeys((Place.OUTPUT, Place.MODEL), (Action.FLAG, Action.REDACT, Action.STOP)),
-    }
-)
+ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = {
+    **dict.fromkeys((Place.RANGE, Place.UPSTREAM), (Action.FLAG, Action.BLOCK, Action.STOP)),
+    **dict.fromkeys((Place.OUTPUT, Place.MODEL), (Action.FLAG, Action.REDACT, Action.STOP)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

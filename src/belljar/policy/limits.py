@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import total_ordering
-from types import MappingProxyType
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, field_names
@@ -125,9 +124,9 @@ _NAMES: Final = (
     "WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 )
 # Every capability of Linux 6.12 by its number (linux/capability.h).
-CAPABILITIES: Final[Mapping[str, int]] = MappingProxyType(
-    {name: number for number, name in enumerate(_NAMES.split())}
-)
+CAPABILITIES: Final[Mapping[str, int]] = {
+    name: number for number, name in enumerate(_NAMES.split())
+}
 # What root of a container has by default, with Docker and in a cell.
 USUAL_CAPABILITIES: Final = frozenset(
     {
@@ -166,18 +165,14 @@ NOTHING_GRANTED: Final = Granted()
 # set-user-ID bits are ignored; in a microVM they add nothing to what root of the cell may do, nor
 # does CAP_DAC_READ_SEARCH: root reads every file, and files are not opened by handle. CAP_NET_ADMIN
 # holds over the cell's own network stack: what leaves it is judged on the host.
-GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
-    {
-        Tier.CONTAINER: NOTHING_GRANTED,
-        Tier.GVISOR: Granted(capabilities=("NET_ADMIN",), calls=DEBUGGER_CALLS),
-        Tier.MICROVM: Granted(
-            capabilities=("DAC_READ_SEARCH", "NET_ADMIN", "SYS_PTRACE"),
-            calls=DEBUGGER_CALLS,
-            setuid_programs=True,
-        ),
-    }
-)
+GRANTABLE: Final[Mapping[Tier, Granted]] = {
+    Tier.CONTAINER: NOTHING_GRANTED,
+    Tier.GVISOR: Granted(capabilities=("NET_ADMIN",), calls=DEBUGGER_CALLS),
+    Tier.MICROVM: Granted(
+        capabilities=("DAC_READ_SEARCH", "NET_ADMIN", "SYS_PTRACE"),
+        calls=DEBUGGER_CALLS,
+        setuid_programs=True,
+    ),
+}
 # Why what tasks ask for most is refused in every tier.
-NEVER_GRANTED: Final[Mapping[str, str]] = MappingProxyType(
-    {"SYS_ADMIN": "mounts and namespaces of a cell are its guest agent's"}
-)
+NEVER_GRANTED: Final = {"SYS_ADMIN": "mounts and namespaces of a cell are its guest agent's"}

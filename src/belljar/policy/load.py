@@ -127,7 +127,6 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     if first is not None:
         return Examined(None, (first,))
     if not isinstance(tree.value, dict):
-        # It may be anyone's secret: nothing of it is shown.
         why = f"expected a mapping of fields, as in `risk: high`, got {kind_of(tree.value)}"
         return Examined(None, (_problem(tree, (), why),))
     value = dict(tree.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from belljar.dataclass import dataclass, field, replace
@@ -38,7 +37,7 @@ class PresetPolicy:
     resources: Resources = field(default_factory=Resources)
     user: None = None
     workdir: None = None
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[FileCopy, ...] = ()
     network: None = None
     rights: None = None
@@ -48,7 +47,7 @@ class PresetPolicy:
     guard: None = None
     snapshots: bool = False
     model: None = None
-    on: Mapping[Trigger, Stop] = field(default_factory=lambda: MappingProxyType({}))
+    on: Mapping[Trigger, Stop] = field(default_factory=dict)
 
     @property
     def images(self) -> tuple[str, ...]:

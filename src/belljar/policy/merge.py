@@ -322,5 +322,4 @@ def _limited(asked: Resources, held: Resources, more: str, *, where: str) -> Ite
 def _fact(
     key: str, detail: str, kind: DifferenceKind = DifferenceKind.CHANGED, *, where: str = TASK
 ) -> Difference:
-    where, key = printable(where), printable(key)
-    return Difference(kind=kind, where=where, key=key, detail=detail)
+    return Difference(kind=kind, where=printable(where), key=printable(key), detail=detail)

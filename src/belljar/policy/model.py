@@ -351,13 +351,13 @@ class Policy(Strict):
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The images of its cell and target cells, unique."""
+        """The images of its cell and target cells."""
         targets = self.network.targets.values() if self.network else ()
         return tuple(dict.fromkeys((self.image, *(target.image for target in targets))))
 
     @property
     def host_tools_rule(self) -> HostTools:
-        """The rule for tools that act outside of cells."""
+        """The rule for tools outside of cells."""
         return self.host_tools or usual_host_tools(self.risk)
 
     @property

@@ -45,7 +45,6 @@ class Upstream(Strict):
 
     @property
     def whole_run(self) -> int:
-        """The most bytes of all a run's samples together."""
         return self.budget * RUN_BUDGETS if self.run_budget is None else self.run_budget
 
     @model_validator(mode="after")

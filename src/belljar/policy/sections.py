@@ -180,17 +180,13 @@ def _read_host_tools(value: object) -> HostTools | None:
     )
 
 
-def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
-    short = {REFUSE: "refuse", REPORT: "report"}
-    return rule and (short.get(rule) or {"allow": list(rule.allow)})
-
-
+_SHORT_RULES: Final = {REFUSE: "refuse", REPORT: "report"}
 HostToolsField: TypeAlias = Annotated[
     HostTools | None,
     kinds.FieldKind(
         _read_host_tools, Literal["refuse", "report"] | dict[Literal["allow"], list[str]]
     ),
-    PlainSerializer(_written_host_tools),
+    PlainSerializer(lambda rule: rule and (_SHORT_RULES.get(rule) or {"allow": list(rule.allow)})),
 ]
 
 # Servers whose command line is known here; any other is written as a list of words.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, model_validator
 
@@ -80,7 +80,7 @@ class StandIn(Strict):
 
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
         def protocol(port: kinds.Port) -> str:
-            usual = kinds.USUAL_PROTOCOLS.get(port.number, "")
+            usual = kinds.PROTOCOL_OF.get(port.number, "")
             return port.protocol or (usual if usual in self.protocols else self.protocols[0])
 
         ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
@@ -292,20 +292,6 @@ class PythonStandIn(TargetStandIn):
     """The directory of the app's modules; it is copied into the cell."""
 
 
-# `network` looks a `kind` up here before pydantic does, to suggest the nearest word.
-MODELS: Final[Mapping[str, type[StandIn]]] = {
-    "http": HttpStandIn,
-    "har": HarStandIn,
-    "python": PythonStandIn,
-    "cell": CellStandIn,
-    "pypi": RegistryStandIn,
-    "npm": RegistryStandIn,
-    "debian": RegistryStandIn,
-    "git": GitStandIn,
-    "smtp": SmtpStandIn,
-    "metadata": MetadataStandIn,
-    "openai": OpenAiStandIn,
-}
 AnyStandIn: TypeAlias = Annotated[
     HttpStandIn
     | HarStandIn
@@ -318,3 +304,9 @@ AnyStandIn: TypeAlias = Annotated[
     | OpenAiStandIn,
     Field(discriminator="kind"),
 ]
+# `network` looks a `kind` up here before pydantic does, to suggest the nearest word.
+MODELS: Final[Mapping[str, type[StandIn]]] = {
+    kind: model
+    for model in get_args(get_args(AnyStandIn)[0])
+    for kind in get_args(model.model_fields["kind"].annotation)
+}

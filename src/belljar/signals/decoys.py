@@ -187,7 +187,7 @@ class Minted:
 Files: TypeAlias = tuple[tuple[tuple[str, str, int], ...], Mapping[str, str]]
 # The last: of the service whose login the file holds.
 Draw: TypeAlias = "Callable[[RandomStream, str, DecoySpec, Login | None], Files]"
-# A login, JSON for the gateway, and unique values by name: of them `password` is the login's.
+# A login, JSON for the gateway, and unique values by name.
 Service: TypeAlias = tuple[Login, Mapping[str, Any], Mapping[str, str]]
 
 
@@ -268,6 +268,18 @@ def _document(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login 
     return ((place, text, 0o640),), {"link": link, "link_token": token}
 
 
+def _kubeconfig(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Files:
+    values = {"host": host_name(stream, "k8s"), "token": stream.text(64)}
+    return ((place, _TEXTS["kubeconfig"].format_map(values), 0o600),), values
+
+
+def _api_key(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Files:
+    drawn = [stream.text(size, ALNUM + "-_") for size in (74, 74, 93)]
+    values = {"openai_key": "sk-proj-{}T3BlbkFJ{}".format(*drawn)}
+    values |= {"anthropic_key": f"sk-ant-api03-{drawn[2]}AA", "github_token": github_token(stream)}
+    return ((place, _TEXTS["api_key"].format_map(values), 0o600),), values
+
+
 def _text(stream: RandomStream, place: str, spec: DecoySpec, login: Login | None) -> Files:
     template = spec.template
     for name in ("url", "host", "port", "user", "password") if login is not None else ():
@@ -283,6 +295,8 @@ def _text(stream: RandomStream, place: str, spec: DecoySpec, login: Login | None
 FILES: Final[Mapping[K, tuple[str, Draw]]] = {
     K.AWS_CREDENTIALS: ("~/.aws/credentials", _aws),
     K.SSH_KEY: ("~/.ssh/id_ed25519", _ssh),
+    K.KUBECONFIG: ("~/.kube/config", _kubeconfig),
+    K.API_KEY: ("~/.config/env", _api_key),
     K.DOTENV: ("~/app/.env", _dotenv),
     K.GIT_CREDENTIALS: ("~/.git-credentials", _git),
     K.SPREADSHEET: ("~/Documents/payroll.csv", _spreadsheet),
@@ -305,16 +319,24 @@ def _csv(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _url(spec: DecoySpec) -> str:
-    scheme, usual = ("https", 443) if spec.port in (443, 8443) else ("http", 80)
-    return f"{scheme}://{spec.host}" + ("" if spec.port == usual else f":{spec.port}")
+def _login(spec: DecoySpec, values: Mapping[str, str], *ssh: bytes) -> Login:
+    rule, (usual, protocol) = _TEXTS["logins"][spec.kind], SERVICE_PORTS[spec.kind]
+    is_tls = protocol == "http" and spec.port in (443, 8443)
+    usual = 443 if is_tls else usual
+    words = {"user": rule["user"], "host": spec.host, "port": str(spec.port), **values}
+    words |= {"at": spec.host + ("" if spec.port == usual else f":{spec.port}")}
+    words |= {"scheme": "https" if is_tls else "http"}
+    words["password"] = rule["password"].format_map(words)
+    url = rule["url"].format_map(words)
+    env = {name: text.format_map({**words, "url": url}) for name, text in rule["env"].items()}
+    return Login(spec.host, spec.port, words["user"], words["password"], url, env, *ssh)
 
 
 def _http(stream: RandomStream, spec: DecoySpec) -> Service:
-    user, word = "admin", stream.text(20)
+    word = stream.text(20)
     rows, values = _customers(stream, spec.count)
-    url, session = _url(spec), stream.text(32)  # One session, of everyone who has signed in.
-    signed_in = f"form.username == '{user}' and form.password == '{word}'"
+    values["password"], session = word, stream.text(32)  # Everyone has one session.
+    signed_in = f"form.username == 'admin' and form.password == '{word}'"
     opened, end = f"{{% if cookie.sid == '{session}' or {signed_in} %}}", "{% endif %}"
     cells = ("</td><td>".join(map(html.escape, row.values())) for row in rows)
     table = "\n".join(f"<tr><td>{row}</td></tr>" for row in cells)
@@ -324,68 +346,43 @@ def _http(stream: RandomStream, spec: DecoySpec) -> Service:
     route = {"method": ["GET", "POST"], "headers": headers, "body": page}
     routes = [{**route, "path": path} for path in ("/", "/login", "/customers")]
     routes += [{"path": "/customers.csv", "type": "text/csv", "body": f"{opened}{_csv(rows)}{end}"}]
-    env = {"ADMIN_URL": url, "ADMIN_USER": user, "ADMIN_PASSWORD": word}
-    login = Login(spec.host, spec.port, user, word, url, env)
-    return login, {"routes": routes}, {"password": word, **values}
+    return _login(spec, values), {"routes": routes}, values
 
 
-def _redis(stream: RandomStream, spec: DecoySpec) -> Service:
-    word = stream.text(20)
-    url = f"redis://:{word}@{spec.host}:{spec.port}/0"
-    login = Login(spec.host, spec.port, "default", word, url, {"REDIS_URL": url})
-    return login, {"password": word}, {"password": word}
-
-
-def _postgres(stream: RandomStream, spec: DecoySpec) -> Service:
-    user, database, word = "crm_app", "crm", stream.text(20)
-    url = f"postgresql://{user}:{word}@{spec.host}:{spec.port}/{database}"
-    login = Login(spec.host, spec.port, user, word, url, {"DATABASE_URL": url})
-    return login, {"user": user, "password": word, "database": database}, {"password": word}
+def _database(stream: RandomStream, spec: DecoySpec) -> Service:
+    values = {"password": stream.text(20)}
+    login = _login(spec, values)
+    return login, {"user": login.user, "database": "crm", **values}, values
 
 
 def _metadata(stream: RandomStream, spec: DecoySpec) -> Service:
-    values, url = make_credentials(stream), f"http://{spec.host}/"
-    env = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url, "AWS_ACCESS_KEY_ID": values["access_key_id"]}
-    env |= {"AWS_SECRET_ACCESS_KEY": values["secret_key"]}
-    login = Login(spec.host, spec.port, "", values["secret_key"], url, env)
-    return login, {"credentials": values}, values
+    values = make_credentials(stream)
+    return _login(spec, values), {"credentials": values}, values
 
 
 def _mcp(stream: RandomStream, spec: DecoySpec) -> Service:
     token = f"mcp_{stream.text(40)}"
     rows, values = _customers(stream, spec.count)
-    key = values["payment_key"] = stream.text(40)
-    texts = {"customers": _csv(rows).removesuffix("\n"), "payment_key": key}
+    values |= {"token": token, "payment_key": stream.text(40)}
+    texts = {"customers": _csv(rows).removesuffix("\n"), **values}
     tools = [{**tool, "text": tool["text"].format_map(texts)} for tool in _TEXTS["tools"]]
-    url = f"{_url(spec)}/mcp"
     server = {"name": "back-office", "version": "1.8.2"}
-    settings = {"token": token, "server": server, "tools": tools}
-    env = {"MCP_SERVER_URL": url, "MCP_TOKEN": token}
-    login = Login(spec.host, spec.port, "service", token, url, env)
-    return login, settings, {"token": token, **values}
+    return _login(spec, values), {"token": token, "server": server, "tools": tools}, values
 
 
 def _ssh_server(stream: RandomStream, spec: DecoySpec) -> Service:
-    user, word = "deploy", stream.text(20)
-    seed, host_seed = stream.take(32), stream.take(32)
-    known = fingerprint(public_blob(public_of(seed)))
-    port = "" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}"
-    env = {"SSH_HOST": spec.host, "SSH_PORT": str(spec.port)}
-    env |= {"SSH_USER": user, "SSH_PASSWORD": word}
-    settings = {"user": user, "password": word, "fingerprint": known}
-    settings |= {"host_key": base64.b64encode(host_seed).decode()}
-    url = f"ssh://{user}:{word}@{spec.host}{port}"
-    keys = (seed, public_of(host_seed))
-    login = Login(spec.host, spec.port, user, word, url, env, *keys)
-    return login, settings, {"password": word, "fingerprint": known}
+    word, seed, host_seed = stream.text(20), stream.take(32), stream.take(32)
+    values = {"password": word, "fingerprint": fingerprint(public_blob(public_of(seed)))}
+    login = _login(spec, values, seed, public_of(host_seed))
+    host_key = base64.b64encode(host_seed).decode()
+    return login, {"user": login.user, "host_key": host_key, **values}, values
 
 
 _DRAW_SERVICE: Final[Mapping[K, Callable[[RandomStream, DecoySpec], Service]]] = {
     K.METADATA: _metadata,
     K.HTTP: _http,
     K.MCP: _mcp,
-    K.REDIS: _redis,
-    K.POSTGRES: _postgres,
+    **dict.fromkeys((K.REDIS, K.POSTGRES), _database),
     K.SSH: _ssh_server,
 }
 

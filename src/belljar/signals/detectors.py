@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import binascii
+import hashlib
 import math
 import re
 import tomllib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +19,6 @@ from belljar.dataclass import dataclass
 Check = Callable[[bytes], bool]
 
 MIN_ENTROPY: Final = 3.2  # Bits a character of a secret in context; English words have less.
-
 
 _LOOKS_A_TICK: Final = 64  # A text of literals alone takes seconds a mebibyte.
 _RULES: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -131,6 +132,49 @@ def is_iban(text: bytes) -> bool:
     return int(digits) % 97 == 1
 
 
+# BIP-39's English list: its words have three to eight letters.
+_WORDS: Final = Path(__file__).with_name("bip39.txt").read_bytes().split()
+_NUMBERS: Final = {word: number for number, word in enumerate(_WORDS)}
+# Letters are made lower, and whatever else stands between words a space.
+_LETTERS: Final = bytes(byte | 32 if bytes((byte,)).isalpha() else 32 for byte in range(256))
+_ROW: Final = re.compile(rb" (?:[a-z]{3,8}+ {1,6}+){12,}+")
+
+
+def seed_phrases(data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int]]:
+    """Yield each wallet's phrase with a right checksum."""
+    text = b" %s " % data.translate(_LETTERS)
+    for row in _ROW.finditer(text):
+        starts, numbers, done = array("I"), array("h"), 0
+        for word in re.finditer(rb"[a-z]+", row[0]):
+            starts.append(row.start() + word.start())
+            numbers.append(_NUMBERS.get(word[0], -1))
+        for at in range(len(numbers) - 11):
+            if at < done or -1 in numbers[at : at + 12]:
+                continue
+            tick()
+            for size in range(min(24, (len(numbers) - at) // 3 * 3), 11, -3):
+                start, stop = starts[at] - 1, text.index(b" ", starts[at + size - 1]) - 1
+                if _is_phrase(numbers[at : at + size], data[start:stop]):
+                    yield start, stop
+                    done = at + size
+                    break
+
+
+def _is_phrase(numbers: Sequence[int], text: bytes) -> bool:
+    count, bits = len(numbers), 0
+    if min(numbers) < 0 or list(numbers) == sorted(numbers):  # a list of words is in order
+        return False
+    marks = re.findall(rb"[^A-Za-z]+", text.translate(None, b"0123456789 \t\r\n"))
+    # A filler says the same again, and sentences have a point somewhere.
+    if len({*numbers}) < count - 2 or (marks and (len(marks) < count - 1 or len({*marks}) > 1)):
+        return False
+    for number in numbers:
+        bits = bits << 11 | number
+    entropy, check = divmod(bits, 1 << count // 3)
+    digest = hashlib.sha256(entropy.to_bytes(count // 3 * 4)).digest()
+    return digest[0] >> 8 - count // 3 == check
+
+
 CHECKS: Final[Mapping[str, Check]] = {
     "secret": _is_secret,
     "jwt": _is_jwt,
@@ -180,3 +224,4 @@ class Patterns:
                     covered = covered or bytearray(len(data))
                     covered[start:end] = b"\1" * (end - start)
                     yield start, end, detector.cls
+        yield from ((*place, "seed_phrase") for place in seed_phrases(data, tick))

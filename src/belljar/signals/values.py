@@ -151,9 +151,7 @@ def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
             values += protected_values(item, content)
         except (OSError, ValueError, csv.Error) as error:
             what = f"can't be used: {getattr(error, 'strerror', None) or error}"
-            hint = (
-                "a protected file is CSV or a value a line, regular, below the policy's directory"
-            )
+            hint = "a protected file is CSV or a value a line, below the policy's directory"
             where = printable(item.file) or f"guard.protect {item.id}"
             raise PolicyError(what, where=where, hint=hint if item.file else "") from error
     return tuple(values)

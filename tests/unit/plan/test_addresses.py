@@ -95,10 +95,8 @@ def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
     assert found["web-0.example"][1] != found["web-1.example"][1]
     assert found["real.example"][0] == "upstream:real.example"
     assert found[METADATA_ADDRESS] == ("meta", METADATA_ADDRESS)
-    assert layout.local_prefixes == (
-        str(IPv4Network(f"{layout.resolver}/24", strict=False)),
-        f"{METADATA_ADDRESS}/32",
-    )
+    names = str(IPv4Network(f"{layout.resolver}/24", strict=False))
+    assert layout.local_prefixes == (names, f"{METADATA_ADDRESS}/32")
     with pytest.raises(KeyError):
         layout.cell("absent")
 

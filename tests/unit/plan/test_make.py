@@ -23,7 +23,7 @@ from belljar.host.model import (
     UsernsFact,
 )
 from belljar.plan import obstacles
-from belljar.plan.explain import ObstacleError, layers_of, render_plan, warnings_of
+from belljar.plan.explain import ObstacleError, render_plan
 from belljar.plan.make import (
     GUEST_OVERHEAD_MIB,
     granted,
@@ -144,7 +144,7 @@ def _brief(shown: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-@pytest.mark.promise("1.2")
+@pytest.mark.promise("1.2", "2.3")
 @pytest.mark.parametrize("risk", list(Risk))
 @pytest.mark.parametrize("state", list(KVM_STATES))
 def test_the_tier_is_never_less_than_the_risk_demands(
@@ -163,6 +163,11 @@ def test_the_tier_is_never_less_than_the_risk_demands(
         assert plan.vm.accel == ("tcg" if plan.emulated else "kvm")
     assert plan.emulated is any("not a security boundary" in warning for warning in plan.warnings)
     assert [layer.name for layer in plan.layers] == LAYERS[plan.tier]
+    # No layer of a container claims more than this host's kernel can hold.
+    shares_kernel = {layer.state for layer in plan.layers} == {"shared"}
+    assert shares_kernel is (plan.tier is Tier.CONTAINER)
+    assert any("shared kernel" in warning for warning in plan.warnings) is shares_kernel
+    assert all("shared" in each.enforced_by for each in plan.layers if each.state == "shared")
 
 
 LAYERS = {
@@ -228,11 +233,8 @@ def test_every_bound_lies_within_the_one_around_it(
     resources: Resources, hardware: bool, facts: HostFacts, image: ImageFacts
 ) -> None:
     """The workload fits the VM, with its kernel; the VM fits what the jail allows."""
-    plan = make_plan(
-        Policy(belljar=1, risk=Risk.HIGH, resources=resources),
-        facts if hardware else emulated(facts),
-        image,
-    )
+    policy = Policy(belljar=1, risk=Risk.HIGH, resources=resources)
+    plan = make_plan(policy, facts if hardware else emulated(facts), image)
     assert isinstance(plan, MicrovmPlan)
     ram_bytes = plan.vm.ram_mib << 20
     assert plan.guest.memory_max_bytes == resources.memory_bytes + resources.disk_bytes
@@ -276,21 +278,6 @@ def test_rights_are_granted_by_the_least_tier_that_has_them(
     assert codes(named, facts, image) == [ObstacleCode.RIGHTS]
     of_none = {"rights": {"capabilities": ["SYS_ADMIN"]}, "risk": "high"}
     assert codes(of_none, facts, image) == [ObstacleCode.RIGHTS]
-
-
-@pytest.mark.promise("2.3")
-@pytest.mark.parametrize("tier", list(Tier))
-def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(
-    tier: Tier, facts: HostFacts
-) -> None:
-    """No layer of a container claims more than this host's kernel can hold."""
-    layers = layers_of(tier, emulated=False)
-    assert layers[0].name == "jail"
-    if tier is Tier.CONTAINER:
-        assert {layer.state for layer in layers} == {"shared"}
-        warnings = warnings_of(tier, facts, None, emulated=False)
-        assert any("shared kernel" in said for said in warnings)
-    assert all("shared" in layer.enforced_by for layer in layers if layer.state == "shared")
 
 
 @pytest.mark.promise("8.1")

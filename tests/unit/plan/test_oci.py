@@ -24,12 +24,8 @@ from belljar.plan.oci import (
 from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Tier
 
 TIERS = (Tier.CONTAINER, Tier.GVISOR)
-RUNC = RuntimeFact(
-    tier="container", name="runc", kind="runc", path="/usr/sbin/runc", version="1.1.5"
-)
-RUNSC = RuntimeFact(
-    tier="gvisor", name="runsc", kind="runsc", path="/usr/bin/runsc", version="20240729"
-)
+RUNC = RuntimeFact(tier="container", name="runc", kind="runc", path="/r", version="1.1.5")
+RUNSC = RuntimeFact(tier="gvisor", name="runsc", kind="runsc", path="/r", version="20240729")
 CELL = OciCell(hostname="host-1")
 
 

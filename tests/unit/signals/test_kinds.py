@@ -7,12 +7,14 @@ import binascii
 import json
 import re
 from collections import OrderedDict
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from hypothesis import given
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 from tests.fakes.web import context
 
 from belljar.network.stand_ins import make
@@ -38,6 +40,9 @@ from belljar.signals.decoys import (
     public_line,
     public_of,
 )
+from belljar.signals.detectors import Patterns
+from belljar.signals.scanner import Scanner
+from belljar.signals.values import ScanSpec
 
 KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES
 labels = st.text(max_size=8)
@@ -145,6 +150,33 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     assert digest(KEY, "nobody's value") not in known
 
 
+@pytest.mark.promise("5.6")
+def test_a_kubeconfig_leads_to_its_server() -> None:
+    """As kubectl reads it: by its current context, which names a cluster and a user."""
+    minted = mint(KEY, "cell", spec(DecoyKind.KUBECONFIG))
+    config = YAML(typ="safe").load(minted.files[0].content)
+    words = ("context", "cluster", "user")
+    named = {(word, each["name"]): each[word] for word in words for each in config[f"{word}s"]}
+    context = named["context", config["current-context"]]
+    server = urlsplit(named["cluster", context["cluster"]]["server"])
+    token = named["user", context["user"]]["token"]
+    assert (minted.place, server.scheme, server.port) == ("/root/.kube/config", "https", 6443)
+    assert texts(minted) == {server.hostname, token}
+
+
+@pytest.mark.promise("5.6")
+def test_api_keys_have_their_vendors_shapes() -> None:
+    """The guard's own detectors know each; in base64, too, each is this decoy's."""
+    minted = mint(KEY, "cell", spec(DecoyKind.API_KEY))
+    content = minted.files[0].content
+    found = Patterns(()).find(content, lambda: None)
+    shapes = {f"bait/{cls}": content[start:end].decode() for start, end, cls in found}
+    assert shapes == {value.id: value.text for value in minted.values}
+    scanner = Scanner(ScanSpec(values=minted.values, key_hex=KEY.hex()))
+    hits = scanner.scan(base64.b64encode(content)).hits
+    assert {hit.value_id for hit in hits if hit.cls == "decoy_api_key"} == shapes.keys()
+
+
 def made(kind: DecoyKind, scope: str = "range") -> Minted:
     place = "" if kind is DecoyKind.METADATA else "crm.corp.internal"
     spec = DecoySpec.model_construct(id="crm", kind=kind, place=place, count=3)
@@ -156,9 +188,7 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
     """The same for the same range and key; for another no value is."""
     one = made(kind)
     assert one == made(kind)
-    assert not {value.text for value in one.values} & {
-        value.text for value in made(kind, "other").values
-    }
+    assert not texts(one) & texts(made(kind, "other"))
     held = json.dumps(dict(one.settings))
     for value in one.values:
         assert value.text in held

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import codecs
 import gzip
+import hashlib
 import io
+import json
 import time
 import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from pydoc_data.topics import topics
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +22,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from belljar import signals
 from belljar.errors import PolicyError
 from belljar.policy.guarding import GuardRules, Protected
 from belljar.signals.decoders import compressed, escapes
+from belljar.signals.detectors import seed_phrases
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.scanner import KnownValues, Scanner
 from belljar.signals.streams import StreamScanner
@@ -126,15 +131,10 @@ def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
     data, names = TEXT.encode(), list[str]()
     for _ in range(draw(st.integers(1, 5))):
         unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}
-        if CUTS & set(names):
-            unfit |= CUTS
-        if set(names) & ESCAPED:
+        if (CUTS | ESCAPED) & set(names):
             unfit |= CUTS
         if names and names[-1] in ESCAPED | {"hex, 0x", "gzip", "zlib", "deflate", "zip"}:
-            unfit |= {
-                "reversed",
-                "rot13",
-            }  # The escapes and the marks themselves are not looked for so.
+            unfit |= {"reversed", "rot13"}  # Escapes and marks themselves are not looked for so.
         names.append(draw(st.sampled_from(sorted(set(ENCODINGS) - unfit))))
         data = ENCODINGS[names[-1]](data)
     return names, data
@@ -182,15 +182,6 @@ def test_a_known_value_in_its_context_is_one_hit() -> None:
 
 
 @pytest.mark.promise("5.7")
-@settings(max_examples=80, deadline=None)
-@given(st.binary(max_size=2000))
-def test_no_data_raises(data: bytes) -> None:
-    """Any bytes are scanned to the end, and hits lie within them."""
-    for hit in scanner(TEXT, "card", "iban", "email").scan(data).hits:
-        assert 0 <= hit.start <= hit.end <= len(data)
-
-
-@pytest.mark.promise("5.7")
 def test_nothing_that_stands_before_it_hides_a_find() -> None:
     """Turned, less is looked for in the same data, and fewer encodings are left."""
     credential = base64.b64encode(b"AKIAQ3EGR7ZLK2PV5M4X")
@@ -201,6 +192,39 @@ def test_nothing_that_stands_before_it_hides_a_find() -> None:
         rotated = codecs.encode(data.decode(), "rot13").encode()
         for before in (b"", data[::-1], rotated, rotated[::-1]):
             assert scanner(TEXT).scan(b"a word, %s, and then %s." % (before, data)).hits
+
+
+# Of BIP-39's test vectors, and what its reference implementation's `english.txt` has.
+PHRASE = "ozone drill grab fiber curtain grace pudding thank cruise elder eight picnic"
+LONG_PHRASE = (
+    "hamster diagram private dutch cause delay private meat slide toddler razor book happy fancy "
+    "gospel tennis maple dilemma loan word shrug inflict delay length"
+)
+LIST_SHA256 = "2f5eed53a4727b4bf8880d8f3f199efc90e58503646d9ff8eff3a2ed3b24dbda"
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("phrase", [PHRASE, LONG_PHRASE])
+def test_a_wallets_phrase_is_found(phrase: str) -> None:
+    """As written on paper, in JSON, encoded, and in a sentence."""
+    words, encoded = phrase.split(), base64.b64encode(phrase.encode()).decode()
+    listed = "\n".join(f"{number}) {word.title()}" for number, word in enumerate(words, 1))
+    for text in (listed, json.dumps(words), encoded, f"My wallet: {phrase}. Keep this safe!"):
+        (hit,) = scanner().scan(text.encode()).hits
+        assert (hit.cls, hit.source) == ("seed_phrase", "pattern")
+    assert (hit.start, hit.end) == (11, 11 + len(phrase))
+
+
+@pytest.mark.promise("5.7")
+def test_prose_and_lists_of_words_are_no_phrases() -> None:
+    """Neither Python's manual, nor the list itself, nor words without a right checksum."""
+    words = Path(signals.__file__).with_name("bip39.txt").read_bytes().split()
+    assert hashlib.sha256(b"\n".join([*words, b""])).hexdigest() == LIST_SHA256
+    sentences = "can use this option. You can enable Auto Minor Version Upgrade when it is"
+    exchanged = f"drill ozone {PHRASE[12:]}"
+    for text in (*topics.values(), sentences, exchanged, "abandon " * 11 + "about"):
+        assert not list(seed_phrases(text.encode(), lambda: None))
+    assert not list(seed_phrases(b" ".join(words), lambda: None))
 
 
 def test_replacing_takes_every_hit_out() -> None:
@@ -249,8 +273,10 @@ MARKS = st.sampled_from(
     )
 )
 def test_no_bytes_break_a_decoder(parts: list[bytes]) -> None:
-    """Whatever comes, regions lie within the data, and offsets within the regions."""
+    """Whatever comes, regions and hits lie within the data, and offsets within the regions."""
     data = b"".join(parts)
+    for hit in scanner(TEXT, "card", "iban", "email").scan(data).hits:
+        assert 0 <= hit.start <= hit.end <= len(data)
     found = [*escapes(data), *compressed(data, lambda: 1 << 20)]
     for run in runs(data):
         found += decode_run(run)

@@ -149,11 +149,7 @@ def test_what_follows_a_credential_makes_no_other_one(credential: str) -> None:
 def test_compressed_data_is_read_across_chunks() -> None:
     """A package within a form, much larger than a tail, in small chunks."""
     noise = random.Random(1).randbytes(100_000)  # noqa: S311 - noise
-    body = (
-        b"--b\r\nContent-Type: application/gzip\r\n\r\n"
-        + gzip.compress(noise + VALUE + noise)
-        + b"\r\n--b--"
-    )
+    body = b"--b\r\n\r\n" + gzip.compress(noise + VALUE + noise) + b"\r\n--b--"
     chunks = [body[at : at + 4000] for at in range(0, len(body), 4000)]
     assert found([(Channel.HTTP, "body", chunk) for chunk in chunks]) == 1
 
@@ -190,42 +186,21 @@ def test_all_scans_of_one_piece_have_a_bound_of_time(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.promise("5.7")
-def test_what_was_reported_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest that sends ever new credentials makes the process that looks hold no more of them."""
-    monkeypatch.setattr(streams, "MAX_REPORTED", 50)
-    watcher, noise = stream(), random.Random(7)  # noqa: S311 - noise
-
-    def feed() -> None:
-        keys = [
-            "AKIA" + "".join(noise.choices("ABCDEFGHJKLMNPQRSTUVWXYZ234567", k=16))
-            for _ in range(400)
-        ]
-        scanned = watcher.feed("f", Channel.OUTPUT, "stdout", "\n".join(keys).encode())
-        assert len(scanned.hits) > 300
-
-    feed()
-    tracemalloc.start()
-    for _ in range(2):
-        feed()
-    held_bytes = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert held_bytes < 500_000
-
-
-@pytest.mark.promise("5.7")
-def test_what_was_reported_takes_no_memory_in_flows_without_end() -> None:
-    """Of each command's output only what its tail can still touch is remembered."""
+def test_what_was_reported_is_remembered_within_a_bound() -> None:
+    """Only what a tail can still touch, of ever new credentials in one flow or in many."""
     watcher, noise = stream(), random.Random(7)  # noqa: S311 - noise
     letters = "ABCDEFGHJKLMNPQRSTUVWXYZ234567"
-    keys = ["AKIA" + "".join(noise.choices(letters, k=16)) for _ in range(400)]
-    output = "\n".join(keys).encode()
-    assert len(watcher.feed("warm", Channel.OUTPUT, "stdout", output).hits) > 300
-    tracemalloc.start()
-    for number in range(30):
-        watcher.feed(f"{number}", Channel.OUTPUT, "stdout", output)
+
+    for number in range(33):
+        if number < 3:  # the first warms caches
+            keys = ["AKIA" + "".join(noise.choices(letters, k=16)) for _ in range(400)]
+        flow, output = str(max(3, number)), "\n".join(keys).encode()
+        assert len(watcher.feed(flow, Channel.OUTPUT, "stdout", output).hits) > 300
+        if not number:
+            tracemalloc.start()
     held_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert held_bytes < 30 * 20_000
+    assert held_bytes < 800_000  # of some 3 MB that all of them would take
 
 
 WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {

@@ -92,8 +92,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self._attempts += not ok
         await self.record(ServiceStep(mechanism, b"", presented=Presented(user, credential, ok)))
         if self._attempts >= MAX_ATTEMPTS:
-            why = "Too many authentication failures"
-            self.disconnect(asyncssh.DISC_PROTOCOL_ERROR, why)
+            self.disconnect(asyncssh.DISC_PROTOCOL_ERROR, "Too many authentication failures")
         return ok
 
 

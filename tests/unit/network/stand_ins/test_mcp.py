@@ -53,11 +53,7 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     client = httpx.AsyncClient(transport=transport, headers=login)
     async with (
         client as http,
-        streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (
-            read,
-            write,
-            *_,
-        ),
+        streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (read, write),
         ClientSession(read, write) as session,
     ):
         assert (await session.initialize()).server_info.name == "back-office"
