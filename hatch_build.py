@@ -21,6 +21,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +80,30 @@ def build_all(root: Path) -> Iterator[Path]:
     stamps = root / "build"
     bin_dir.mkdir(exist_ok=True)
     stamps.mkdir(exist_ok=True)
+    builds = {}
     for folder, name in PROGRAMS.items():
         source = root / "native" / folder
         if not any(source.glob("*.c")):
             raise SystemExit(
                 f"hatch_build: the sources of `{name}` are missing: no C file in {source}"
             )
-        build = fingerprint(source)
-        for architecture in ARCHITECTURES:
-            out = bin_dir / f"{name}-{architecture}"
+        builds[source] = fingerprint(source)
+
+    def build_for(architecture: str) -> list[Path]:
+        outs = []
+        for source, build in builds.items():
+            out = bin_dir / f"{PROGRAMS[source.name]}-{architecture}"
             stamp = stamps / f"{out.name}.built-from"
             if not (out.exists() and stamp.exists() and stamp.read_text() == build):
                 compile_program(source, architecture, build, out)
                 stamp.write_text(build)
-            yield out
+            outs.append(out)
+        return outs
+
+    # Side by side: the compiler makes its C library for each architecture, on one processor.
+    with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
+        for outs in pool.map(build_for, ARCHITECTURES):
+            yield from outs
 
 
 LINKED = {"musl": "lib/libc/musl/COPYRIGHT", "zig": "LICENSE"}

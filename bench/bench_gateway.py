@@ -119,9 +119,9 @@ def owner(events: int, home: str) -> None:
 
 
 def listening(kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """A socket on every address."""
+    """A socket on every address; the resolver's has its own, as in a range's namespace."""
     sock = socket.socket(socket.AF_INET, kind)
-    sock.bind(("0.0.0.0", 0))  # noqa: S104 - as in a range's namespace
+    sock.bind(("0.0.0.0" if kind == socket.SOCK_STREAM else RESOLVER, 0))  # noqa: S104 - the same
     if kind == socket.SOCK_STREAM:
         sock.listen(1024)
     return sock
