@@ -68,6 +68,16 @@ def test_only_the_canonical_form_is_read(line: bytes) -> None:
         parse_canonical(line)
 
 
+@given(st.binary(max_size=200))
+def test_hostile_bytes_are_refused_or_canonical(line: bytes) -> None:
+    """Any bytes give a `ValueError` or an object whose canonical form is exactly those bytes."""
+    try:
+        value = parse_canonical(line)
+    except ValueError:
+        return
+    assert canonical(value) == line
+
+
 def tree_hash(entries: list[bytes]) -> bytes:
     if not entries:
         return hashlib.sha256(b"").digest()
