@@ -287,9 +287,6 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
 # --- all of it as plain data, for text, JSON and page; each renderer escapes it
 
 
-_SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
-
-
 def collect(findings: RunFindings) -> dict[str, Any]:
     """Return a run's facts for text, JSON and page; each renderer escapes them."""
     same = ("run_id", "outcome", "exit_code", "left_out")
@@ -333,7 +330,7 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
 
 
 def sample_facts(row: Row) -> dict[str, Any]:
-    about, cells = row.transcript, row.cells
+    about, cells, sums = row.transcript, row.cells, ("commands", "bytes_in", "bytes_out")
     return {
         **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
         "scores": dict(about.scores),
@@ -345,7 +342,7 @@ def sample_facts(row: Row) -> dict[str, Any]:
         "cells": [cell.cell_id for cell in cells],
         "tier": cells[0].tier if cells else "",
         "emulated": any(cell.emulated for cell in cells),
-        **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
+        **{name: sum(getattr(cell, name) for cell in cells) for name in sums},
         "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
         "reverts": sum(bool(cell.replaces) for cell in cells),
         **{name: getattr(row, name) for name in ("destroyed", "probed", "remarks")},
