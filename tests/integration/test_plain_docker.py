@@ -45,6 +45,7 @@ def its_own():
             from inspect_evals.humaneval.humaneval import verify
 
             return await verify()(state, target)
+        done = await sandbox().exec(["nosuch"])
         done = await sandbox().exec(state.metadata["cmd"])
         return Score(value=CORRECT if done.success else INCORRECT, explanation=done.stderr)
     return score
@@ -84,6 +85,8 @@ def test_right_answers_are_correct(tmp_path: Path) -> None:
         # Never "runs as written": another image than the task's is always a difference
         facts = {(fact["kind"], fact["key"]) for fact in sample["differences"]}
         assert ("changed", "image") in facts
+        missing = any("`nosuch` was not found" in each for each in sample["remarks"])
+        assert missing is (sample["sample"] != "humaneval")
 
 
 _ASKS = re.compile(r"""\bsandbox(?:: [^=\n]+)?\s*=\s*["']docker["']\s*[,)]""")

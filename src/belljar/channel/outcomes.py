@@ -191,6 +191,9 @@ class ExecOutput(OutputTexts):
         """Return one line. Escape it: the guest controls `detail`."""
         if self.not_started_errno is None:
             return ""
+        if (self.stage, self.not_started_errno) == ("user", errno.ENOENT):
+            what = "user or group" if ":" in self.detail else "user"
+            return f"the image has no {what} `{self.detail}`"
         why = (self.stage, self.detail, os.strerror(self.not_started_errno))
         return ": ".join(part for part in why if part)
 

@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from belljar.live.feed import Feed
 
 _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
-# Streams end within a second; a browser that reads nothing must not keep the server.
-_END_WITHIN_S: Final = 5
 # Of browsers, each as long as it shows the page: so many fit into a usual limit of descriptors.
 _MAX_CONNECTIONS: Final = 500
-_INTERVAL_S: Final = 1.0
 
 
 @click.command("ps")
@@ -276,7 +273,8 @@ def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
             server_header=False,
             limit_concurrency=_MAX_CONNECTIONS,
         )
-        config.timeout_graceful_shutdown = _END_WITHIN_S
+        # Streams end within a second; a browser that reads nothing must not keep the server.
+        config.timeout_graceful_shutdown = 5
         runner = uvicorn.Server(config)
         # uvicorn ends well at SIGTERM, then raises it anew: the socket's path must be removed first
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -328,7 +326,7 @@ def watch() -> None:
             while True:
                 feed.look()
                 live.update(_table(feed), refresh=True)
-                time.sleep(_INTERVAL_S)
+                time.sleep(1)
 
 
 def _table(feed: Feed) -> Table:

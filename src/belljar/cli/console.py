@@ -25,8 +25,6 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 Report = Callable[[str], None]
 
-_USAGE: Final = "usage_error"
-_TIERS: Final = click.Choice(("container", "gvisor", "microvm"))
 # Of verdicts and states, as `click.style` takes them; in a pipe click takes the style away.
 _GREEN, _YELLOW, _RED = {"fg": "green"}, {"fg": "yellow"}, {"fg": "red", "bold": True}
 STYLES: Final[Mapping[str, Any]] = {
@@ -49,7 +47,8 @@ def json_option(help_text: str = "Print one JSON object.") -> Callable[[Command]
 def tier_option(
     help_text: str = "Exactly this tier, at or above what the policy demands.",
 ) -> Callable[[Command], Command]:
-    return click.option("--tier", type=_TIERS, default=None, help=help_text)
+    tiers = click.Choice(("container", "gvisor", "microvm"))
+    return click.option("--tier", type=tiers, default=None, help=help_text)
 
 
 def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
@@ -193,7 +192,7 @@ def of_usage(error: click.ClickException) -> CommandLineError:
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
     hint = getattr(error, "hint", "") or f"see {usage}"
-    return CommandLineError(_USAGE, _sentence(error.format_message()), command, hint)
+    return CommandLineError("usage_error", _sentence(error.format_message()), command, hint)
 
 
 def _sentence(text: str) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from belljar.probe.model import ProbeReport
 
 COMMAND_KEY = "belljar.command"
-TIMED_OUT_CODE = 124  # As `timeout` of coreutils says it.
 _HINT_DASHES = "put it after `--`: `belljar exec -- uname -a`"
-# Void is no better than breached: a caller that only looks at the code must not take it for a pass.
-_EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 class CommandAfterDashes(click.Command):
@@ -139,7 +136,7 @@ def exec_command(
                 timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
             if not as_json:
                 _explain(output)
-            code = TIMED_OUT_CODE if output.timed_out else output.returncode
+            code = 124 if output.timed_out else output.returncode  # as `timeout` of coreutils
             run.finish("completed", exit_code=code)
         if as_json:  # when the record is sealed: what fails until then is the one object
             timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
@@ -233,6 +230,9 @@ def _explain(output: ExecOutput) -> None:
         console.notice("the command timed out; it and all processes it started were killed")
     if output.not_started_errno is not None:
         console.notice(f"the command did not start: {output.why_not_started}")
+        if output.stage == "user":
+            hint = "name one of the image's, or a uid, with --user or as the policy's `user`"
+            click.echo(f"  hint: {hint}", err=True)
     if output.out_of_memory:
         console.notice("the command ran out of memory")
     streams = (("output", output.stdout_dropped_bytes), ("error", output.stderr_dropped_bytes))
@@ -317,8 +317,9 @@ async def _probe(
                 reports.append((await _tried(loaded, run, wanted, "root"))[1])
             verdict = worst(report.verdict for report in reports).value
             told.enter_context(breach_stands(verdict, hint=hint))
-            code = _EXIT_CODES[verdict]
-            run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
+            # Void is no better than breached for a caller that only looks at the code
+            code, outcome = (0, "completed") if verdict == "contained" else (2, "failed")
+            run.finish(outcome, exit_code=code)
         if as_json:
             console.print_json(
                 {

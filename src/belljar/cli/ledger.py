@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -18,7 +18,7 @@ from belljar.cli import console
 from belljar.errors import LedgerError
 from belljar.ledger.files import read_raw
 from belljar.ledger.keys import local_fingerprint, parse_fingerprint
-from belljar.ledger.listing import find_run, read_body, read_lines
+from belljar.ledger.listing import find_run, read_body, read_lines, run_ids
 from belljar.ledger.verification import (
     HINT_KEY,
     parse_line,
@@ -27,16 +27,15 @@ from belljar.ledger.verification import (
     verification_text,
 )
 from belljar.ledger.verification import verify as verify_run
+from belljar.report.reading import ProbeTracker
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.fleet.record import Shown
-    from belljar.ledger.schema import BodyRef
+    from belljar.ledger.schema import BodyRef, Line
     from belljar.report.samples import RunFindings
     from belljar.report.verdict import Evidence
-
-_T = TypeVar("_T")
 
 
 @click.group()
@@ -87,15 +86,18 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 @console.run_argument
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Kinds that begin so.")
 @click.option("--cell-id", "cell", metavar="ID", help="Only events of the cell whose id begins so.")
-@click.option("--output", "with_output", is_flag=True, help="Also bodies, escaped.")
+@click.option("--output", is_flag=True, help="Also bodies, escaped.")
+@click.option("--probes", is_flag=True, help="Also what Belljar's probes tried of a network.")
 @console.json_option("One JSON object per line, beyond ASCII escaped.")
 def show(
-    run: str, kinds: tuple[str, ...], cell: str | None, *, with_output: bool, as_json: bool
+    run: str, kinds: tuple[str, ...], cell: str | None, *, output: bool, probes: bool, as_json: bool
 ) -> None:
     """Print the events of RUN. Does not verify them.
 
     The mark before each event's kind is its source: `g` was reported by the cell's guest, `·`
     observed by the host.
+
+    What Belljar's own probes tried is hidden without --probes or --json.
 
     With --output each body follows its event, at most 64 KiB of it, line by line and escaped; with
     --json it is the body's `content_base64`. `belljar ledger verify` checks that it is unchanged.
@@ -104,44 +106,50 @@ def show(
     Example:
       belljar ledger show last --kind exec --output
     """
-
-    path, is_empty = run_path(run), True
-    for number, event in _readable(path, read_lines(path)):
-        if isinstance(event, ValueError):
+    path, tracker, number, hidden, is_empty = run_path(run), ProbeTracker(), 0, 0, True
+    with console.reading(f"{path}: no ledger to read"):
+        for number, event in read_lines(path):
+            if isinstance(event, ValueError):
+                is_empty = False
+                click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
+                continue
+            tracker.take(event)
+            is_kind = any(f"{event.kind}.".startswith(f"{kind}.") for kind in kinds or [event.kind])
+            if not (is_kind and (event.cell or "").startswith(cell or "")):
+                continue
+            if not (probes or as_json) and tracker.is_of_probe(event):
+                hidden += 1
+                continue
             is_empty = False
-            click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
-            continue
-        is_kind = any(f"{event.kind}.".startswith(f"{kind}.") for kind in kinds or [event.kind])
-        if not (is_kind and (event.cell or "").startswith(cell or "")):
-            continue
-        is_empty = False
-        bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
-        if as_json:
-            value = event.to_json()
-            # Without `--output` there are no bodies, so the lengths may differ.
-            for shown, (_, content, problem) in zip(value["bodies"], bodies, strict=with_output):
-                shown["content_base64"] = base64.b64encode(content).decode()
-                if problem:
-                    shown["problem"] = problem
-            click.echo(json.dumps(value))
-        else:
-            click.echo(row(event))
-            for name, content, problem in bodies:
-                for line in content.decode("utf-8", "backslashreplace").splitlines():
-                    click.echo(f"        {name} | {printable(line)}")
-                if problem:
-                    click.echo(f"        {name}: {printable(problem)}")
-    if is_empty and not as_json:
-        click.echo("no event of that kind", err=True)
+            _show_event(event, path, with_output=output, as_json=as_json)
+    if hidden:
+        click.echo(f"{hidden} events of Belljar's own probes are hidden; add --probes", err=True)
+    elif is_empty and not as_json:
+        click.echo(f"no events of that kind or cell ({number} events)", err=True)
 
 
-# Of one body; a longer one is cut, and its whole is a file of the run directory.
-MAX_SHOWN_BYTES: Final = 64 << 10
+def _show_event(event: Line, path: Path, *, with_output: bool, as_json: bool) -> None:
+    bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
+    if as_json:
+        value = event.to_json()
+        # Without `--output` there are no bodies, so the lengths may differ.
+        for shown, (_, content, problem) in zip(value["bodies"], bodies, strict=with_output):
+            shown["content_base64"] = base64.b64encode(content).decode()
+            if problem:
+                shown["problem"] = problem
+        click.echo(json.dumps(value))
+        return
+    click.echo(row(event))
+    for name, content, problem in bodies:
+        for line in content.decode("utf-8", "backslashreplace").splitlines():
+            click.echo(f"        {name} | {printable(line)}")
+        if problem:
+            click.echo(f"        {name}: {printable(problem)}")
 
 
 def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
-    try:
-        content = read_body(path, body, max_bytes=MAX_SHOWN_BYTES)
+    try:  # a longer one is cut, and its whole is a file of the run directory
+        content = read_body(path, body, max_bytes=64 << 10)
     except (OSError, LedgerError) as error:
         return b"", str(error)
     left_out = body.kept_bytes - len(content)
@@ -195,8 +203,12 @@ def expected_run(ref: str, path: Path) -> str | None:
 
 
 def run_path(ref: str) -> Path:
+    home = belljar_home()
     try:
-        return find_run(belljar_home(), ref)
+        if ref == "last" and not run_ids(home):
+            what = f"there are no runs yet in {home}"
+            raise console.MisuseError(what, hint="`belljar exec -- uname -a` makes one")
+        return find_run(home, ref)
     except OSError as error:
         hint = "`belljar runs --all` lists them"
         raise console.MisuseError(str(error), hint=hint) from error
@@ -233,8 +245,3 @@ def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
         return parse_fingerprint(fingerprint), "the key given"
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--key") from error
-
-
-def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
-    with console.reading(f"{path}: no ledger to read"):
-        yield from lines

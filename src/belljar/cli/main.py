@@ -55,12 +55,16 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "ledger": ("ledger", "ledger", "Verify or show the record of a run."),
 }
 
-# What people type who know other tools, and what has it here.
+# What people type who know other tools or earlier versions, and what has it here.
 _ELSEWHERE: Final = {
-    "help": "belljar --help",
-    "logs": "belljar ledger show",
-    "stats": "belljar watch",
-    "view": "belljar report",
+    "help": "`belljar --help`",
+    "logs": "`belljar ledger show`",
+    "stats": "`belljar watch`",
+    "view": "`belljar report`",
+    "guard": "`belljar ledger show RUN --kind guard`",
+    "ledger export": "`belljar export RUN --format jsonl`",
+    "forward": "`cell.connect(port)` in Python; no command replaces it",
+    "purge": "`belljar share RUN OUT --redact CLASS`, and delete RUN's own directory",
 }
 _RAISED: Final = (KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit)
 
@@ -74,9 +78,6 @@ class _LazyGroup(click.Group):
                 raise
             raise RuntimeError("a pipe broke that is not standard output") from error
 
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
@@ -87,8 +88,9 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (here := _ELSEWHERE.get(args[0])) is not None:
-            raise console.MisuseError(f"no such command '{args[0]}'", hint=f"use `{here}`")
+        for typed in (args[0], " ".join(args[:2])):
+            if (here := _ELSEWHERE.get(typed)) is not None:
+                raise console.MisuseError(f"no such command '{typed}'", hint=f"use {here}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -79,9 +79,12 @@ def setup(*, yes: bool) -> int:
 
 def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     """Return the steps, and what they leave missing."""
-    sources, steps, problem, release = host_sources(), list[Step](), None, _release()
-    codename = release.get("VERSION_CODENAME", "")
-    missing = _missing(home)
+    sources, steps, problem, release = host_sources(), list[Step](), None, dict[str, str]()
+    with suppress(OSError):
+        release = platform.freedesktop_os_release()
+    codename, wanted = release.get("VERSION_CODENAME", ""), needs(platform.machine())
+    facts = tool_facts(wanted, home / "facts" / "tools.json")
+    missing = [tool for tool, fact in zip(wanted, facts, strict=True) if not fact.ok]
     packages = sorted({tool.package for tool in missing})
     tools = (f"{n.name}{f' ≥ {n.needed_min}' * bool(n.needed_min)} ({n.use})" for n in missing)
     named = f"missing: {', '.join(tools)}"
@@ -121,12 +124,6 @@ def needs(arch: str) -> tuple[Tool, ...]:
     )
 
 
-def _missing(home: Path) -> list[Tool]:
-    wanted = needs(platform.machine())
-    facts = tool_facts(wanted, home / "facts" / "tools.json")
-    return [tool for tool, fact in zip(wanted, facts, strict=True) if not fact.ok]
-
-
 def install_line(missing: Sequence[Tool], codename: str, sources: Sequence[AptSource]) -> str:
     apt, commands = "apt-get -q -y", list[str]()
     wanted = {tool.package for tool in missing}
@@ -150,13 +147,6 @@ def _fetch_kernel(home: Path, codename: str, _report: Report) -> None:
     suite = codename if codename in _SUITES - {"bookworm"} else _BACKPORTS
     main = debian_sources(host_sources(), "bookworm")[0]
     fetch_kernel(home, [AptSource(main.uri, (suite,))])
-
-
-def _release() -> dict[str, str]:
-    try:
-        return platform.freedesktop_os_release()
-    except OSError:
-        return {}
 
 
 # --- bundle

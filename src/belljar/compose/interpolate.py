@@ -84,12 +84,9 @@ def interpolate(
     """Raises `CannotKeepError` for a reference without a value."""
     reading = _Reading(variables)
     made = _walk(document, reading)
-    kind = DifferenceKind.CHANGED
+    kind, names = DifferenceKind.CHANGED, sorted(reading.defaulted)
     why = "this host's environment is not read: the variable has its default"
-    facts = (
-        Difference(kind=kind, key=f"${each}", detail=why) for each in sorted(reading.defaulted)
-    )
-    return made, tuple(facts)
+    return made, tuple(Difference(kind=kind, key=f"${name}", detail=why) for name in names)
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:

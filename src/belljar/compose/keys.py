@@ -107,10 +107,8 @@ def read_service(
         elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 known.convert(value, converted)
-    if model.build is not None and model.image.removesuffix(":latest") in (
-        "",
-        document.INSPECTS_IMAGE,
-    ):
+    is_unnamed = model.image.removesuffix(":latest") in ("", document.INSPECTS_IMAGE)
+    if model.build is not None and is_unnamed:
         hint = "build it elsewhere, `belljar image import docker-daemon:NAME`, write `image: NAME`"
         refused.add(where, "build", "a cell does not build images", hint=hint)
     return converted
@@ -186,11 +184,8 @@ def _security_opt(options: list[str], converted: Converted) -> None:
             why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}"
             converted.granted("security_opt", why, seccomp="unconfined")
         elif name in ("label", "apparmor", "seccomp"):
-            converted.note(
-                "security_opt",
-                f"{option}: a cell's programs have its own filter",
-                DifferenceKind.DROPPED,
-            )
+            why = f"{option}: a cell's programs have its own filter"
+            converted.note("security_opt", why, DifferenceKind.DROPPED)
         elif (name, rest) != ("no-new-privileges", "false"):  # Docker's default
             why = f"{option}: it would weaken the isolation of the cell"
             raise refusal(converted.where, "security_opt", why)
@@ -210,11 +205,8 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
             refused.add(converted.where, "cap_add", f"{name}: no tier grants it; {why}")
     refused.raise_all()
     if "MKNOD" in names:
-        converted.note(
-            "cap_add",
-            "MKNOD: a cell has the usual six devices, and makes no others",
-            DifferenceKind.DROPPED,
-        )
+        why = "MKNOD: a cell has the usual six devices, and makes no others"
+        converted.note("cap_add", why, DifferenceKind.DROPPED)
     if "NET_RAW" in names and "NET_ADMIN" not in names:
         why = "NET_RAW: in a cell with a network, raw sockets are for who has NET_ADMIN"
         converted.note("cap_add", why)

@@ -102,10 +102,8 @@ class DeployResources(Part):
 
 
 class Deploy(Part):
-    ignored: ClassVar[str] = (  # a swarm's
-        "labels mode endpoint_mode update_config rollback_config placement"
-    )
-
+    # A swarm's.
+    ignored: ClassVar[str] = "labels mode endpoint_mode update_config rollback_config placement"
     resources: DeployResources = DeployResources()
     replicas: One = 1
 

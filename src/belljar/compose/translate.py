@@ -28,9 +28,7 @@ _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 _MAX_TRIES: Final = 1000  # likewise: a policy's `retries`
 _TIMES: Final = ("interval", "timeout", "start_period")
-_NO_DIRECTORY: Final = (
-    "the compose configuration is not a file, so the task's directory is not known"
-)
+_NO_DIRECTORY: Final = "the compose configuration is no file: the task's directory is not known"
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _DEFAULT: Final = "default"  # the implicit network, and the sample's own cell in a range
 Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]  # of each service
@@ -281,9 +279,8 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
-        parse(
-            model.ComposeNetwork, mapping(settings, f"network {name}"), f"network {name}", refused
-        )
+        where = f"network {name}"
+        parse(model.ComposeNetwork, mapping(settings, where), where, refused)
     alone: dict[str, list[str]] = {}
     joined: dict[str, list[str]] = {}
     for name, service in services.items():

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.exec import RunningCommand
 
-
 logger = logging.getLogger(__name__)
 BACKLOG: Final = 8  # people who wait for a cell's terminal
 _OPENING_S: Final = 10.0  # a client that says nothing must not stay

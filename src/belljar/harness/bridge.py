@@ -77,9 +77,8 @@ class ModelBridge:
     def _spend(self, size_bytes: int) -> None:
         self._request_bytes += size_bytes
         if self._request_bytes > MAX_REQUEST_BYTES:
-            raise ValueError(
-                f"the requests of this sample's programs are over {MAX_REQUEST_BYTES} bytes"
-            )
+            what = f"the requests of this sample's programs are over {MAX_REQUEST_BYTES} bytes"
+            raise ValueError(what)
 
     def close(self) -> None:
         self._closed = True
@@ -113,8 +112,6 @@ class ModelBridge:
 _T = TypeVar("_T")
 # A guest's: an error for each of two million wrong items would be gigabytes.
 _Items = TypeAliasType("_Items", Annotated[list[_T], FailFast()], type_params=(_T,))
-
-
 _MAX_PARAMETERS_CHARS: Final = 1 << 16  # few enough for an error of each entry
 
 

@@ -223,7 +223,6 @@ def load_tasks(
     options: click.Context, session: Session, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
     """Raises `PolicyError` for an invalid task when `runs` or alone."""
-
     params = options.params
     names = "name a file, file@task or package/task"
     if not params["tasks"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
     from inspect_ai.log import EvalSample
     from inspect_ai.scorer import Score
 
-
 CONTAINMENT_KEY: Final = "containment"  # of a scorer, and of a sample: what its cell proved
 DEGRADED_KEY: Final = "sandbox_degraded"  # in a damaged sample's metadata, and its scores'
 SOURCE: Final = "belljar probes"  # source of Belljar's transcript events
 NOTE: Final = "containment_note"
 OWN_SCORE: Final = "judged_by_run"  # metadata key of Belljar's own score
+_MAX_SEARCHED_CHARS: Final = 4096  # of a command's output, which begins with its errors
+# A missing program, as shells, `env` and `belljar.harness.provider` name it.
+_MISSING: Final = re.compile(
+    r"([^\s:]{1,80}): (?:(?:command )?not found|Permission denied|No such file or directory)"
+)
 # What the readers of events raise for data that no Belljar writes.
 _NOT_UNDERSTOOD: Final = (AttributeError, KeyError, TypeError, ValueError)
 
@@ -130,6 +135,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
             if event.event == "sandbox"
         ),
         tools=tuple(_tools(events)),
+        not_run=tuple(_not_run_by_scorers(events)),
         lowered=worst([*found, Verdict.CONTAINED]),
         notes=tuple(str(metadata[NOTE]) for metadata in score_metadata if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
@@ -208,6 +214,17 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
                 name = (use.context or use.name) if is_mcp else use.tool_type
                 outside = HOSTED_USE.get(use.tool_type, Outside.HOSTED)
                 yield ToolCall(name=name, outside=outside)
+
+
+def _not_run_by_scorers(events: Sequence[Event]) -> Iterator[str]:
+    scorers = set[str | None]()
+    for event in events:
+        if event.event == "span_begin" and (event.name == "scorers" or event.parent_id in scorers):
+            scorers.add(event.id)
+        # A shell's statuses for a program that is missing, or is none.
+        elif event.event == "sandbox" and event.span_id in scorers and event.result in {126, 127}:
+            missing = _MISSING.search((event.output or "")[:_MAX_SEARCHED_CHARS])
+            yield missing[1] if missing else (event.cmd or "").partition(" ")[0]
 
 
 FINDINGS: Final = "findings.json"  # the findings in a run directory, when it was sealed

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage, GenerateConfig
     from inspect_ai.tool import ToolInfo
 
-
 TOO_DEEP: Final = "what was to be sent to the model is nested too deeply to be looked at"
 _called: ContextVar[str] = ContextVar("belljar_called_model", default="")  # for the record
 _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
@@ -192,13 +191,9 @@ async def _scanned(
         sent = await _scanned(each, guard, cell_id, operation or f"model.{name}")
         if sent is not each:
             changed[name] = sent
-    if not changed:
-        return value
-    return (
-        value.model_copy(update=changed)
-        if isinstance(value, BaseModel)
-        else replace(value, **changed)
-    )
+    if changed and isinstance(value, BaseModel):
+        return value.model_copy(update=changed)
+    return replace(value, **changed) if changed else value
 
 
 async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from belljar.policy.loaded import PresetPolicy
     from belljar.policy.model import Policy
 
-
 _PREFIX: Final = "INSPECT_EVAL"  # Click reads an option also from a variable with this prefix
 # Belljar sets these itself, whatever another source says; typed, they are refused with this hint.
 TAKEN: Final[Mapping[str, str]] = {
@@ -117,7 +116,6 @@ def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
         "log_samples": True,
         "sandbox_cleanup": not _is_typed(context, "no_sandbox_cleanup"),
     }
-
     original = getattr(command, "eval", None)
     if not callable(original) or "eval" not in command.eval_exec.__code__.co_names:
         raise unknown_inspect("its command line does not call `eval`")

@@ -24,7 +24,6 @@ from belljar.harness.config import (
     settled,
 )
 from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
-from belljar.image.config import image_differences as config_differences
 from belljar.image.store import MissingImage, Store, missing_images
 from belljar.plan.make import granted, make_plan
 from belljar.policy.limits import demanded_tier
@@ -76,7 +75,14 @@ def image_differences(store: Store, policy: LoadedPolicy) -> tuple[Difference, .
     for name in policy.policy.images:
         with suppress(HostError):  # a missing image has no configuration, and is refused
             image = store.find(name)
-            facts = [*config_differences(image.config)]
+            facts, kind = list[Difference](), DifferenceKind.CHANGED
+            if image.healthcheck:
+                detail = "it is asked, at least once a second, until healthy for the first time"
+                facts.append(Difference(kind=kind, key="HEALTHCHECK", detail=detail))
+            if image.stop_signal:
+                detail = "a cell is destroyed at once: no signal is sent to its program first"
+                kind = DifferenceKind.DROPPED
+                facts.append(Difference(kind=kind, key="STOPSIGNAL", detail=detail))
             if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
                 kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
                 detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"

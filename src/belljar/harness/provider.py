@@ -56,7 +56,6 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
 
-
 # A shell's exit codes, which Inspect's tools and a model know.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
@@ -383,9 +382,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         try:
             async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLargeError):
-                contents = await self.cell.read_file(
-                    file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-                )
+                most_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+                contents = await self.cell.read_file(file, max_bytes=most_bytes)
         except FileTooLargeError:
             raise OutputLimitExceededError(
                 limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None

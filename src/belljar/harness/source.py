@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
 
-
 MAX_STARTS: Final = "BELLJAR_MAX_STARTS"
 _SLOT_POLL_S: Final = 0.1  # far less than a start; file locks can't be waited for without a thread
 
@@ -95,7 +94,7 @@ class RealCells:
     async def open_range(self, policy: LoadedPolicy, run: RunDirectory) -> AsyncIterator[Range]:
         """Raises `HostError` for a replaced image."""
 
-        # before its own program runs
+        # Before its own program runs
         async def on_target(target: Cell, router: Router | None) -> None:
             report = await self.probe(target, router, run=run, phase="start")
             if (breach := breach_of(report, target.id)) is not None:

@@ -191,8 +191,6 @@ touch etc/machine-id etc/resolv.conf
 echo localhost >etc/hostname
 printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >etc/hosts
 """
-
-
 _PACKAGES: Final = {
     "default": _BASE,
     "debian-dev": f"{_BASE} {_DEVELOPMENT}",

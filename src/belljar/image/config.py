@@ -6,16 +6,13 @@ import platform
 import posixpath
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import HostError
 from belljar.image.layers import LayerError, check_components
 from belljar.policy.reference import is_idle
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.differences import Difference
 
 # More than any image states: what Linux takes as one argument, and a thousand of them.
 _MAX_WORDS: Final = 1000
@@ -145,21 +142,6 @@ def image_health(
     return found | {
         name: float(found[name].removesuffix("s")) for name in ("interval", "timeout", "within")
     }
-
-
-def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    from belljar.differences import Difference, DifferenceKind
-
-    health = "it is asked, at least once a second, until the program is healthy for the first time"
-    stop = "a cell is destroyed at once: no signal is sent to its program first"
-    found = []
-    if config.healthcheck:
-        found.append((DifferenceKind.CHANGED, "HEALTHCHECK", health))
-    if config.stop_signal:
-        found.append((DifferenceKind.DROPPED, "STOPSIGNAL", stop))
-    return tuple(
-        Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in found
-    )
 
 
 def _words(config: Mapping[str, Any], name: str) -> list[str]:

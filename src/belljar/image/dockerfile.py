@@ -93,6 +93,8 @@ _FLAGS: Final = {
     "ADD": {"chown", "chmod", "link"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
+# buildah knows no symbolic mode, and fills in a variable.
+_MODE: Final = re.compile(r"[0-7]+|.*\$.*")
 # Docker's other words for an option of a mount.
 _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly"}
 
@@ -229,7 +231,8 @@ def flags_of(item: Instruction) -> list[tuple[str, str]]:
     found = []
     for flag in item.flags:
         name, has_value, value = flag.removeprefix("--").partition("=")
-        if name not in _FLAGS.get(item.word, ()):
+        is_odd = name == "chmod" and not _MODE.fullmatch(value)
+        if is_odd or name not in _FLAGS.get(item.word, ()):
             raise DockerfileError(f"{item.word} can't have {flag} here")
         found.append((name, value if has_value else "true"))
     return found
@@ -265,6 +268,10 @@ _OPTION: Final = re.compile(r"[^\s,\"'\\`]*")
 _ODD_PATTERN: Final = re.compile(r"\[\[|\\|\*\*")
 _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
+# A form of a variable that buildah 1.28 lacks, once literal text is gone.
+_OPERATOR: Final = re.compile(r"\$\{\w*(?!\w|\}|:[-+])[^}]*\}?", re.ASCII)
+_LITERAL: Final = re.compile(r"""("[^"]*")|'[^']*'""")
+_FILLED_IN: Final = {"ARG", "ENV", "USER", "STOPSIGNAL", "WORKDIR", "COPY", "ADD"}
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
 _ROOT: Final = re.compile("(root|0)(:(root|0))?")
@@ -361,6 +368,9 @@ class _StageWriter:
         if not values and word not in {"CMD", "ENTRYPOINT"}:
             raise DockerfileError(f"{word} needs an argument")
         rest = item.text[head.end() :]
+        read = _LITERAL.sub(r"\1", re.sub(r"\\.", "", " ".join((*item.flags, *values))))
+        if word in _FILLED_IN and (odd := _OPERATOR.search(read)):
+            raise DockerfileError(f"{word} can't have {odd[0]}: write $V, ${{V:-x}} or ${{V:+x}}")
         if word == "RUN":
             self._run(item, flags, rest)
         elif word in {"COPY", "ADD"}:
@@ -451,9 +461,9 @@ class _StageWriter:
         word, values = item.word, item.values
         source = str(self.stage.source(flags.pop("from", "")))
         flags.pop("link", None)  # it changes caching alone
-        if not all(map(_OPTION.fullmatch, flags.values())) or len(values) < 2:
-            raise DockerfileError(f"{word} needs sources, a destination, and plain flags")
         options = "".join(f"--{name}={value} " for name, value in flags.items())
+        if not all(map(_OPTION.fullmatch, flags.values())) or len(values) < 2:
+            raise DockerfileError(f"{word} needs sources, a destination, plain flags: {options}")
         openers = [each for each in values if item.heredocs and _OPENER.fullmatch(each)]
         *named, destination = (each for each in values if each not in openers)
         is_remote = word == "ADD" and any(map(_REMOTE.match, named))

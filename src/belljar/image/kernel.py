@@ -21,7 +21,6 @@ from belljar.store.scratch import scratch_dir
 if TYPE_CHECKING:
     from belljar.image.build import AptSource
 
-
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 # What a compressed one may unpack to; the largest of a cloud kernel is a few MiB.
 _MAX_MODULE_BYTES: Final = 64 << 20

@@ -32,8 +32,6 @@ MODEL_IMAGE: Final = "llama-cpp"
 _ALWAYS: Final = ("env", "user", "workdir", "entrypoint", "cmd")
 # mksquashfs pads its files to such blocks, which a drive or loop device needs.
 _SEAL_BYTES: Final = 4096
-
-
 # The fate of an image's set-user-ID bits at its import.
 SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 

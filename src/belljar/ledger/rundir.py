@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from belljar.errors import HostError, LedgerError
@@ -144,12 +143,7 @@ class RunDirectory:
             raise HostError(what, where=str(runs), hint=hint) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.recorder.end_if_forked()
         with self._stack:
             try:

@@ -37,7 +37,8 @@ MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 32 << 20
 # A line is read whole by whoever verifies it.
 MAX_BODIES: Final = 64
-# An event's data that is too long for a line stands in a body of this name.
+# It is shown in terminals, and names files of an export.
+BODY_NAME: Final = "[a-z0-9][a-z0-9_.-]{0,63}"
 SPILLED_BODY: Final = "data"
 # Replaces data too large for a line; the body of that name is its canonical JSON.
 SPILLED: Final = {"$body": SPILLED_BODY}
@@ -60,7 +61,7 @@ class BodyRef:
 _BODY: Final = shape_of(
     "name:name sha256:sha256-or-null stored_sha256?:sha256-or-null kept_bytes:count "
     "total_bytes:count",
-    name=matching("[a-z0-9][a-z0-9_.-]{0,63}"),
+    name=matching(BODY_NAME),
 )
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
@@ -28,6 +27,7 @@ from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, write_all
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.ledger.schema import (
+    BODY_NAME,
     MAX_BODIES,
     MAX_DATA_BYTES,
     MAX_LINE_BYTES,
@@ -45,8 +45,6 @@ CHECKPOINT_INTERVAL_S: Final = 0.5
 
 # A file that is there already, or a link, is never continued.
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-# It is shown in terminals, and names files of an export.
-_BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
 def wall_time(time_ns: int) -> str:
@@ -61,7 +59,7 @@ def _reference(body: Body) -> tuple[str, dict[str, Any]]:
     Raises `ValueError`: bad name, size or digest.
     """
     kept, digest = len(body.content), sha256_hex(body.content)
-    if not _BODY_NAME.fullmatch(body.name):
+    if not re.fullmatch(BODY_NAME, body.name):
         raise ValueError(f"{body.name!r} is not a body's name")
     if kept > body.total_bytes:
         raise ValueError(f"body {body.name}: {kept} bytes kept of {body.total_bytes}")
@@ -142,12 +140,7 @@ class LedgerWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         self.end_if_forked()
         self._halt()
         try:

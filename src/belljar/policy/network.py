@@ -77,8 +77,10 @@ def _read_ids(value: object) -> object:
             raise AtError(f"`{OWN_CELL}` is the name of the sample's own cell", name)
         kind = body.get("kind") if isinstance(body, Mapping) else getattr(body, "kind", None)
         if not isinstance(kind, str) or kind not in MODELS:
-            hint = did_you_mean(str(kind), MODELS)
-            raise AtError(f"is not one of {listed(MODELS)}{hint}", name, "kind")
+            why = f"is not one of {listed(MODELS)}{did_you_mean(str(kind), MODELS)}"
+            if kind == "openapi":  # earlier versions had it; its nearest word is `openai`
+                why = "`openapi` isn't there: write the API's routes as `http`, or use `python`"
+            raise AtError(why, name, "kind")
     return value
 
 

@@ -215,8 +215,6 @@ _ENDS = {
     if kind.startswith(("exec.", "file.", "files."))
     and kind.endswith((".completed", ".failed", ".timed_out"))
 }
-# Only of these has the harness's transcript an event.
-_RETURNED = {kind for kind in _ENDS if kind.endswith(".completed")}
 
 
 class CellGatherer(dict[str, CellFindings]):
@@ -384,7 +382,7 @@ def reconcile(
     open_calls = Counter(calls)
     hidden: list[ReportedOperation] = []
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
-    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
+    for operation in sorted(operations, key=lambda each: "completed" not in (each.outcome or "")):
         asked = operation.action, operation.what
         if open_calls[asked]:
             open_calls[asked] -= 1

@@ -209,17 +209,15 @@ def _proves_unused(findings: samples.RunFindings, source: RunSource) -> bool:
     return is_ended and all(each.code.verdict is Verdict.BREACHED for each in reasons)
 
 
-_OF_LAYER: Final = ("name", "state", "what", "enforced_by")
-_RADIUS: Final = ("read", "write", "reach", "consume")
-
-
 def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    columns = ("name", "state", "what", "enforced_by")
+    radius = ("read", "write", "reach", "consume")
     try:
-        lists = {f"A cell can {word}": list(plan["blast_radius"][word]) for word in _RADIUS}
+        lists = {f"A cell can {word}": list(plan["blast_radius"][word]) for word in radius}
         return {
             "title": f"{plan['policy']['name'] or 'unnamed'}: risk {plan['risk']}, {plan['tier']}"
             f"{' (emulated)' * bool(plan['emulated'])}, image {plan['image']['name']}",
-            "layers": [[each[name] for name in _OF_LAYER] for each in plan["layers"]][:MAX_LISTED],
+            "layers": [[each[name] for name in columns] for each in plan["layers"]][:MAX_LISTED],
             "lists": {**lists, "Warnings of the plan": list(plan["warnings"])},
         }
     # A run directory that was tampered with, or an older version's, may hold anything

@@ -17,7 +17,6 @@ _COUNTED_LOST: Final = {
     "logs_lost": ReasonCode.FLOWS_NOT_RECORDED,
     "unreported_at_end": ReasonCode.EVENTS_CUT_AT_END,
 }
-_SHOWN: Final = ("packets", "requests", "requests_between_cells", "requests_refused")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,8 +78,9 @@ class RangeFindings(Ending):
         return lost
 
     def to_json(self) -> dict[str, Any]:
+        shown = ("packets", "requests", "requests_between_cells", "requests_refused")
         return {
-            **{name: getattr(self, name) for name in _SHOWN},
+            **{name: getattr(self, name) for name in shown},
             "range": self.range_id,
             "cells": dict(self.cells),
             "reasons": [reason.to_json() for reason in self.reasons],

@@ -15,8 +15,8 @@ from belljar.units import printable
 
 # A guest chooses words: a longer one would push everything else out of sight.
 MAX_WORD_CHARS: Final = 120
-# Answers of the resolver by which a name doesn't exist for the cell.
 K = TypeVar("K", bound=Hashable)
+# Answers of the resolver by which a name doesn't exist for the cell.
 NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 
 
@@ -60,6 +60,11 @@ class ProbeTracker:
         """Return whether this cell, or without a name any, is probed."""
         found = (self.ranges.get(cell) for cell in self._probed)
         return any(at and at[0] == range_id and name in (None, at[1]) for at in found)
+
+    def is_of_probe(self, line: Line) -> bool:
+        """Return whether a probed cell tried it."""
+        is_packet = line.kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
+        return is_packet and self.is_probed(line.data.get("range"), line.data["cell"])
 
 
 def word(value: object, max_chars: int = MAX_WORD_CHARS) -> str:

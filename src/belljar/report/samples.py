@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field, replace
-from belljar.differences import Difference, samples_named
+from belljar.differences import Difference, DifferenceKind, samples_named
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import PHASES, Call, CellFindings, Degraded, ReportedOperation
 from belljar.report.left import Left
@@ -16,6 +17,8 @@ from belljar.report.signals import SampleSignals
 from belljar.report.tools import ToolCall, ToolUse, tool_uses
 from belljar.units import printable
 
+_MAX_PROGRAMS: Final = 10  # that scorers could not run: a cell may choose their names
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
@@ -24,6 +27,7 @@ class Transcript:
     `lowered` is a scorer's verdict, which can only make ours worse.
     `judged_by`, `judged_as`: the run and verdict in the metadata;
     a reused sample has another run's.
+    `not_run`: scorers' missing programs.
     """
 
     task: str
@@ -38,6 +42,7 @@ class Transcript:
     judged_by: str = ""
     judged_as: str = ""
     tools: tuple[ToolCall, ...] = ()
+    not_run: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,6 +88,12 @@ class Row:
         for cell in (cell for cell in reverted if cell.unverified):
             why = printable(cell.unverified, max_chars=300)
             found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
+        # In the task's own image, a missing program is a result like any other.
+        changed = {each.key for each in self.differences if each.kind is DifferenceKind.CHANGED}
+        if changed & {"image", "sandbox"}:
+            for name, count in Counter(self.transcript.not_run).most_common(_MAX_PROGRAMS):
+                shown = printable(name, max_chars=100)
+                found.append(f"a scorer's `{shown}` was not found or can't run, {count:,} time(s)")
         return [*found, *self.transcript.notes]
 
     @property
@@ -276,9 +287,6 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
 # --- all of it as plain data, for text, JSON and page; each renderer escapes it
 
 
-_SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
-
-
 def collect(findings: RunFindings) -> dict[str, Any]:
     """Return a run's facts for text, JSON and page; each renderer escapes them."""
     same = ("run_id", "outcome", "exit_code", "left_out")
@@ -322,7 +330,7 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
 
 
 def sample_facts(row: Row) -> dict[str, Any]:
-    about, cells = row.transcript, row.cells
+    about, cells, sums = row.transcript, row.cells, ("commands", "bytes_in", "bytes_out")
     return {
         **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
         "scores": dict(about.scores),
@@ -334,7 +342,7 @@ def sample_facts(row: Row) -> dict[str, Any]:
         "cells": [cell.cell_id for cell in cells],
         "tier": cells[0].tier if cells else "",
         "emulated": any(cell.emulated for cell in cells),
-        **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
+        **{name: sum(getattr(cell, name) for cell in cells) for name in sums},
         "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
         "reverts": sum(bool(cell.replaces) for cell in cells),
         **{name: getattr(row, name) for name in ("destroyed", "probed", "remarks")},

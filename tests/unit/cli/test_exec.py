@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
@@ -15,24 +16,20 @@ from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on
 from belljar.cli.main import run
 
 
-async def speak(guest: FakeGuest, op: GuestOp) -> None:
-    _, out, err, status = op.argv()
-    await guest.started(op)
-    for stream, content in ((1, out), (2, err)):
-        await guest.output(op, stream, content)
-    await guest.finish(op, code=int(status))
-
-
 async def burst(guest: FakeGuest, op: GuestOp) -> None:
     await guest.started(op)
     await guest.finish(op, g.SIGNALED, 9, flags=4, dropped=(5, 0))
+
+
+async def gone(guest: FakeGuest, op: GuestOp) -> None:
+    await guest.finish(op, g.NOT_STARTED, errno.ENOENT, stage=1, detail="user")
 
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of the test's own, where cells are a fake guest's."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    monkeypatch.setattr("belljar.cell.open.open_cell", opening({b"speak": speak, b"burst": burst}))
+    monkeypatch.setattr("belljar.cell.open.open_cell", opening({b"burst": burst, b"gone": gone}))
     return tmp_path
 
 
@@ -49,6 +46,7 @@ def test_everything_after_the_dashes_is_the_guests() -> None:
     [
         (["--timeout", "50ms", "--", "hang"], 124, "the command timed out"),
         (["--", "missing"], 127, "the command did not start: exec: no such program"),
+        (["--", "gone"], 127, "the command did not start: the image has no user `user`\n  hint: "),
         (["--", "burst"], 137, "the command ran out of memory"),
         (["--", "burst"], 137, "5 bytes of standard output were dropped"),
     ],

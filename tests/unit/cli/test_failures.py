@@ -272,6 +272,9 @@ def test_without_inspect_a_run_says_what_to_install() -> None:
     [
         *(("logs", "belljar ledger show"), ("stats", "belljar watch"), ("view", "belljar report")),
         *(("help", "belljar --help"), ("policy check high", "belljar policy show high")),
+        *(("guard scan x", "show RUN --kind guard"), ("purge last", "share RUN OUT --redact")),
+        *(("ledger export last", "belljar export RUN"), ("forward c 1:2", "cell.connect(port)")),
+        *((command, "no runs yet") for command in ("report", "verdict last", "replay last")),
         *(
             ("exec id", "exec -- "),
             ("exec low id", "exec -- "),
@@ -282,7 +285,7 @@ def test_without_inspect_a_run_says_what_to_install() -> None:
 def test_a_usual_slip_is_answered_with_what_to_type(
     words: str, named: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A word of another tool, a command without `--`, a preset for a file, a mistyped option."""
+    """A word of another tool or version, no `--`, no run yet, a mistyped option."""
     (tmp_path / "task.py").touch()
     assert run(words.split()) == 2
     assert named in capfd.readouterr().err

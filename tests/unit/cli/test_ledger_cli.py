@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.report.stories import FLOW, NAME, RANGE, line, planned, probing
 
 from belljar.capture import body_of
 from belljar.cli.main import run as belljar
@@ -74,6 +75,29 @@ def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[st
         assert all(char == "\n" or char.isprintable() for char in out)
         assert len(out.splitlines()) == 5
         assert "owned" in out
+
+
+def test_show_hides_what_the_probes_tried(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not what another cell, or the same one later, tried; an empty answer names the total."""
+    flow, (begin, end) = line(Kind.NETWORK_FLOW, **FLOW), probing("start")
+    name = line(Kind.NETWORK_DNS, **NAME, name="a.example", answer="NXDOMAIN")
+    other = line(Kind.NETWORK_FLOW, **FLOW | {"cell": "web"})
+    cell = planned("c1", range=RANGE, name="default")
+    with RunDirectory(home, "exec", []) as run:
+        for each in (cell, begin, flow, name, other, end, flow):
+            run.recorder.record(Event(kind=each.kind, cell_id=each.cell, data=each.data))
+
+    def shown(*words: str) -> tuple[int, str]:
+        assert belljar(["ledger", "show", "last", *words]) == 0
+        said = capsys.readouterr()
+        return len(said.out.splitlines()), said.err
+
+    assert shown("--kind", "network") == (
+        2,
+        "2 events of Belljar's own probes are hidden; add --probes\n",
+    )
+    assert shown("--kind", "network", "--probes") == shown("--kind", "network", "--json") == (4, "")
+    assert shown("--kind", "guard") == (0, "no events of that kind or cell (9 events)\n")
 
 
 def test_verify_finds_another_run_in_its_place(

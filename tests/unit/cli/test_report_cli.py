@@ -47,9 +47,6 @@ def test_a_record_that_was_changed_says_so_in_the_page(home: Path, ran: Path) ->
             ledger.write_bytes(changed)
             assert "does not verify" in _page(ran, code=1)
     ledger.write_bytes(whole)
-    (ran / "plan.json").write_text("[" * 100_000)
-    assert "does not verify" in _page(ran, code=1)
-    (ran / "plan.json").unlink()
     (home / "keys").rename(home / "other-keys")
     assert "compared with no known key" in _page(ran, code=1)
 
@@ -120,8 +117,6 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(ran: Path) -
         (ran / "ledger.jsonl").write_bytes(b"".join(canonical(each) + b"\n" for each in ledger))
         assert "does not verify" in _page(ran, code=1)
         assert belljar(["verdict", ran.name]) == 2
-    (ran / "ledger.jsonl").write_bytes(os.urandom(1 << 20))
-    assert "does not verify" in _page(ran, code=1)
     (ran / "ledger.jsonl").unlink()
     (ran / "ledger.jsonl").mkdir()
     assert belljar(["report", ran.name]) in (1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,12 +47,9 @@ def test_a_failing_tool_names_the_log(
     release = {"ID": "debian", "VERSION_CODENAME": "bookworm"}
     sources = [replace(MAIN, suites=("bookworm", "bookworm-backports"))]
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    for name, found in {
-        "host_sources": sources,
-        "_release": release,
-        "_missing": list(WANTED),
-    }.items():
-        monkeypatch.setattr(setup, name, lambda *_, found=found: found)
+    monkeypatch.setattr(setup, "host_sources", lambda: sources)
+    monkeypatch.setattr(setup, "tool_facts", lambda wanted, _: [Mock(ok=False)] * len(wanted))
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     script = tmp_path / "apt-get"
     script.write_text('#!/bin/sh\necho x >> "$0.calls"\necho the mirror is gone >&2\nexit 100\n')

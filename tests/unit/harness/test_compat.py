@@ -92,9 +92,7 @@ def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
     """A compose file by a name that Inspect does not know, as agent_bench_os has them."""
     (tmp_path / "compose_7.yaml").write_text(COMPOSE)
     found = made(tmp_path, Spec("docker", "compose_7.yaml"))
-    assert found == BelljarConfig(
-        image="ctf:2", program=ServiceProgram(), rights=Rights(setuid_programs="auto")
-    )
+    assert found == BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
     assert made(tmp_path, Spec("docker", "compose_7.yaml"), "belljar.yaml") == found
 
 

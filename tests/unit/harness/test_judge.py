@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inspect_ai.event import Event, SandboxEvent, SpanBeginEvent
 from inspect_ai.log import EvalSample
 from inspect_ai.scorer import Score
 from tests.unit.harness.runs import one_sample
 
 from belljar.cli.run import dropped, lines_of, show_findings, table
+from belljar.differences import Difference, DifferenceKind
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import FINDINGS, read_sample, stored_evidence
 from belljar.ledger.keys import local_fingerprint
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import RunFindings, Transcript, collect, problems_and_errors
+from belljar.report.samples import Row, RunFindings, Transcript, collect, problems_and_errors
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 
@@ -66,6 +68,31 @@ def test_a_scorers_word_makes_a_verdict_worse() -> None:
             score = Score(value="C", metadata={"containment": word})
             sample = EvalSample(id="s", epoch=1, input="x", target="", scores={"mine": score})
             assert read_sample("task", sample, "run").lowered is expected, word
+
+
+def test_programs_that_scorers_could_not_run_stand_beside_the_score() -> None:
+    """By name and count, where another image stands for the task's: the score may be wrong."""
+    ran = [
+        ("python -c 1", 127, "python: not found\n", "solvers"),
+        *[("python -c 1", 127, "python: not found\n", "verify")] * 14,
+        ("bash --login -c 'jq x'", 127, "bash: line 1: jq: command not found\n", "scorers"),
+        ("sh -c ./run", 126, "sh: 1: ./run: Permission denied\n", "verify"),
+        ("quiet x", 127, "", "verify"),
+        ("false", 1, "tool: not found", "verify"),
+    ]
+    events: list[Event] = [
+        SpanBeginEvent(id="scorers", name="scorers"),
+        SpanBeginEvent(id="verify", name="verify", type="scorer", parent_id="scorers"),
+        *[SandboxEvent(action="exec", cmd=c, result=r, output=o, span_id=s) for c, r, o, s in ran],
+    ]
+    sample = EvalSample(id="s", epoch=1, input="x", target="", events=events)
+    transcript = read_sample("task", sample, "run")
+    assert transcript.not_run == ("python",) * 14 + ("jq", "./run", "quiet")
+    for kind, is_told in ((DifferenceKind.CHANGED, True), (DifferenceKind.DROPPED, False)):
+        cell = CellFindings(cell_id="c-1", differences=(Difference(kind=kind, key="image"),))
+        row = Row(transcript=transcript, reasons=(), cells=(cell,))
+        _, shown = table(collect(RunFindings(rows=(row,))))
+        assert ("a scorer's `python` was not found or can't run, 14 time(s)" in shown) is is_told
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"

@@ -68,9 +68,6 @@ def test_variables_move_nothing_out_of_the_cell(
     assert len([*(outcome.path / "inspect").glob("*.eval")]) == 1
     assert not (here / "elsewhere").exists()
     assert "`sandbox` counts for nothing" in capsys.readouterr().err
-    (here / "loaded").unlink()
-    (here / ".env").write_text("".join(f"{name}={value}\n" for name, value in VARIABLES.items()))
-    refused(here, naming="INSPECT_EVAL_SANDBOX")
 
 
 @pytest.mark.promise("1.9")

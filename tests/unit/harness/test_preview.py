@@ -31,6 +31,7 @@ from belljar.harness.preview import (
 from belljar.harness.source import RealCells
 from belljar.host.settings import Settings
 from belljar.image.buildah import BuildRequest, read_recipe
+from belljar.image.config import HealthCheck, ImageConfig
 from belljar.image.missing import build_missing
 from belljar.image.store import SetuidPrograms, Store
 from belljar.policy.load import load_policy
@@ -72,7 +73,7 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     assert [len(same) for same in grouped(found)] == [1, 1, 1, 1]
 
 
-@pytest.mark.promise("2.4")
+@pytest.mark.promise("1.6", "2.4")
 @pytest.mark.parametrize(
     ("tier", "asks", "programs", "kinds"),
     [
@@ -82,16 +83,21 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
         ("container", "off", "kept", []),
     ],
 )
-def test_what_becomes_of_set_user_id_programs(
+def test_what_a_cell_does_not_keep_of_an_image_is_reported(
     tier: str, asks: str, programs: SetuidPrograms, kinds: list[DifferenceKind], tmp_path: Path
 ) -> None:
-    """Of each image that has some, where the task asks for their rights."""
-    put_image(tmp_path, "i:1", setuid_programs=programs)
+    """Of set-user-ID programs where the task asks for their rights; the rest is kept."""
+    check = HealthCheck(test=("CMD", "up"))
+    config = ImageConfig(user="app", volumes=("/data",), healthcheck=check, stop_signal="SIGINT")
+    put_image(tmp_path, "i:1", config=config, setuid_programs=programs)
     rights = f"rights: {{setuid_programs: '{asks}'}}\n"
     text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"
     (tmp_path / "policy.yaml").write_text(text)
     found = RealCells(tmp_path).image_differences(load_policy(str(tmp_path / "policy.yaml")))
-    assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds
+    always = [("HEALTHCHECK", DifferenceKind.CHANGED), ("STOPSIGNAL", DifferenceKind.DROPPED)]
+    expected = [*always, *(("set-user-ID", kind) for kind in kinds)]
+    assert [(fact.key, fact.kind) for fact in found] == expected
+    assert {fact.where for fact in found} == {"image i:1"}
 
 
 def outlooks_of(previews: list[Preview], home: Path) -> list[Outlook]:

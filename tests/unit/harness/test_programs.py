@@ -87,8 +87,8 @@ def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Insp
 def test_what_is_missing_is_a_result_and_what_is_closed_an_error() -> None:
     """With `docker exec`'s status, and on standard error, escaped, the name of what is missing."""
     for stage, code, detail, status, named in (
-        ("user", errno.ENOENT, "ann:staff", 126, "ann"),
-        ("user", errno.ENOENT, ":staff", 126, "staff"),
+        ("user", errno.ENOENT, "ann:staff", 126, "no user or group `ann:staff`"),
+        ("user", errno.ENOENT, "ann", 126, "the image has no user `ann`"),
         ("cwd", errno.ENOENT, "/x\x1b[2J", 127, "/x"),
         ("cwd", errno.ENOTDIR, "/x", 126, "/x"),
         ("exec", errno.ENOENT, "prog", 127, "prog"),

@@ -87,11 +87,8 @@ async def test_a_dead_cell_is_unavailable_and_tells_the_model_nothing(
     """The cause of death holds host paths: it goes to the operator's log only."""
     environment = await opened()
     cells.opened[0].dead = True
-    for call in (
-        environment.exec(["true"]),
-        environment.read_file("x"),
-        environment.write_file("x", ""),
-    ):
+    files = (environment.read_file("x"), environment.write_file("x", ""))
+    for call in (environment.exec(["true"]), *files):
         with pytest.raises(SandboxUnavailableError) as caught:
             await call
         assert "/secret" not in str(caught.value)

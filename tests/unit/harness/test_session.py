@@ -117,10 +117,7 @@ async def test_each_error_of_an_end_is_the_runs(
     assert LookAtMessages().enabled()
     await LookAtMessages().on_run_end(at_end)
     assert ended == ["two", "one"]
-    assert [error.what for error in session.breaches] == [
-        "two left something",
-        "one left something",
-    ]
+    assert [each.what for each in session.breaches] == [f"{name} left something" for name in ended]
     assert cells.runs[0].closed
     assert not LookAtMessages().enabled()
 

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.dataclass import json_of
-from belljar.differences import DifferenceKind
-from belljar.image.config import (
-    HealthCheck,
-    ImageConfig,
-    config_of,
-    image_differences,
-    image_health,
-)
+from belljar.image.config import HealthCheck, ImageConfig, config_of, image_health
 from belljar.image.layers import LayerError
 
 SECOND = 1_000_000_000
@@ -124,20 +117,6 @@ def test_any_configuration_is_read_or_refused(config: dict[str, Any]) -> None:
     except LayerError:
         return
     json.dumps(json_of(found))
-    image_differences(found)
     if (health := image_health(found)) is not None:
         assert 1 <= health["retries"] <= 1000
         assert all(0.1 <= health[name] <= 86400 for name in ("interval", "timeout", "within"))
-
-
-@pytest.mark.promise("1.6")
-def test_what_a_cell_does_not_keep_is_reported() -> None:
-    """A check is asked until the first success only, and no signal is sent; the rest is kept."""
-    kept = ImageConfig(user="app", workdir="/srv", cmd=("serve",), volumes=("/data",))
-    assert image_differences(kept) == ()
-    check = HealthCheck(test=("CMD", "up"))
-    found = image_differences(ImageConfig(healthcheck=check, stop_signal="SIGINT"))
-    assert {(fact.where, fact.key, fact.kind) for fact in found} == {
-        ("image", "HEALTHCHECK", DifferenceKind.CHANGED),
-        ("image", "STOPSIGNAL", DifferenceKind.DROPPED),
-    }

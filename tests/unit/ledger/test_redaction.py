@@ -120,13 +120,9 @@ def test_a_tampered_copy_fails(copy: Path, tamper: str) -> None:
 
 def test_who_may_not_leave_anything_out(finished: Path, home: Path, tmp_path: Path) -> None:
     """Another key, an unfinished run and one that does not verify are refused; nothing is lost."""
-    chosen, key, other = (
-        choose(finished, CLASSES),
-        load_or_make_key(home),
-        load_or_make_key(tmp_path),
-    )
+    chosen, key = choose(finished, CLASSES), load_or_make_key(home)
     with pytest.raises(HostError):
-        share(finished, tmp_path / "copy", chosen, other)
+        share(finished, tmp_path / "copy", chosen, load_or_make_key(tmp_path))
     with RunDirectory(home, "exec", ["x"]) as run, pytest.raises(LedgerError):
         share(run.path, tmp_path / "copy", choose(run.path, CLASSES), key)
     (finished / "policy.yaml").write_text("another")

@@ -39,6 +39,7 @@ CELL = "a: {kind: cell, names: [b], ports: [1]"
     [  # `^` stands before what is wrong
         ("a: ^{names: [b]}", "a.kind", "is not one of `http`"),
         ("a: {kind: ^htp}", "a.kind", "did you mean `http`?"),
+        ("a: {kind: ^openapi}", "a.kind", "write the API's routes as `http`"),
         ("a: ^{kind: git}", "a.names", "is missing"),
         ("_a: ^{kind: git}", "_a", "letters"),
         ("default: ^{kind: git}", "default", "sample's own cell"),
