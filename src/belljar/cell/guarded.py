@@ -48,7 +48,7 @@ MAX_FOREIGN: Final = 20_000
 MAX_HELD: Final = 10_000
 # Events of one value in one operation; after that each power of two.
 MAX_SAME: Final = 20
-# Values that are counted, and digests that the gateway reported: a guest chooses how many there
+# Values that are counted, and hits that the gateway reported: a guest chooses how many there
 # are. Those seen longest ago go; what is seen again then is on record again.
 MAX_COUNTED: Final = 10_000
 
@@ -84,25 +84,19 @@ class GuardedRecorder:
     ) -> None:
         self.rules = rules
         self._inner, self._key = inner, key
-        self._values = tuple(values)
-        self._upstreams = upstreams
+        self._values, self._upstreams = tuple(values), upstreams
         self._lock = threading.Lock()
-        self._queued_bytes = 0
+        self._queued_bytes, self._is_closed = 0, False
         self._waiting: dict[int, tuple[Future[None], _EventJob]] = {}  # by the event's number
         self._thread = ThreadPoolExecutor(1, "guard")  # made when something is to be scanned
         self._scanners: tuple[Scanner, StreamScanner] | None = None
         self._seen: dict[tuple[str, str, str], int] = {}
-        self._told: dict[str, int] = {}  # digests of what the gateway reported
+        self._told: dict[str, int] = {}  # what the gateway reported
         self._held: dict[str, tuple[tuple[str, str, str], Event]] = {}
-        self._is_closed = False
-        self.passed: dict[bytes, bytes | None] = {}
-        """The part of each text sent to a model; None: all."""
-        self.services: tuple[Minted, ...] = ()
-        """The range's decoy services."""
-        self.service_addresses: Mapping[str, str] = {}
-        """Where they are: address → id."""
-        self.ancestors: tuple[str, ...] = ()
-        """Cells that were reverted to this one."""
+        self.passed: dict[bytes, bytes | None] = {}  # Of each text sent to a model; None: all.
+        self.services: tuple[Minted, ...] = ()  # The range's decoy services.
+        self.service_addresses: Mapping[str, str] = {}  # Where they are: address → id.
+        self.ancestors: tuple[str, ...] = ()  # Cells that were reverted to this one.
         self._contacts: ServiceContacts | None = None
         self._reports_touches = False
 
@@ -110,9 +104,8 @@ class GuardedRecorder:
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
             with self._lock:
-                digest = str(event.data.get("digest"))
-                _count(self._told, digest)
-                self._held.pop(digest, None)
+                _count(self._told, _told(event.data))
+                self._held.pop(_told(event.data), None)
         contacts = self._contacts
         if contacts is not None:
             if self._reports_touches:
@@ -273,10 +266,11 @@ class GuardedRecorder:
         if part.is_scanned_first and action is not Action.FLAG and not is_known:
             # The gateway reports what it did. If it says nothing until the end, this does.
             with self._lock:
-                is_told = hit.digest in self._told
-                is_held = not is_told and (hit.digest in self._held or len(self._held) < MAX_HELD)
+                told = _told({**event.data, "action": action.value})
+                is_told = told in self._told
+                is_held = not is_told and (told in self._held or len(self._held) < MAX_HELD)
                 if is_held:
-                    self._held.setdefault(hit.digest, (key, event))
+                    self._held.setdefault(told, (key, event))
             if is_told or is_held:
                 return
         self._record_counted(key, event)
@@ -311,6 +305,12 @@ def _redacted(scanner: Scanner, data: bytes, hits: tuple[Hit, ...]) -> bytes:
             return data
         hits = left.hits
     return WITHHELD
+
+
+def _told(data: Mapping[str, object]) -> str:
+    # A gateway that was taken over may tell of a hit as another one: that is no word of this one
+    names = ("digest", "place", "action", "class", "value")
+    return " ".join(str(data.get(name))[:100] for name in names)
 
 
 def _count(counts: dict[_Key, int], key: _Key) -> int:

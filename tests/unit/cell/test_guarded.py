@@ -19,10 +19,10 @@ from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.policy.load import policy_of
-from belljar.signals.observe import output_part
+from belljar.signals.observe import Carried, hit_event, output_part
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import KnownValue, ValueSource
+from belljar.signals.values import Channel, KnownValue, ValueSource
 
 SECRET = "wJalrXUtnFEMI-secret"
 VALUE, VALUE_URL = "protected-value-1", "http://a/protected-value-1"
@@ -30,10 +30,8 @@ DECOY = KnownValue(id="aws/secret", text=SECRET, source=ValueSource.DECOY, kind=
 
 
 def output(content: bytes, total_bytes: int | None = None, op: int = 1) -> Event:
-    digest = hashlib.sha256(content).hexdigest()
-    body = Body(
-        name="stdout", content=content, total_bytes=total_bytes or len(content), sha256=digest
-    )
+    digest, size = hashlib.sha256(content).hexdigest(), total_bytes or len(content)
+    body = Body(name="stdout", content=content, total_bytes=size, sha256=digest)
     return Event(kind=Kind.EXEC_COMPLETED, cell_id="c-1", data={"op": op}, bodies=(body,))
 
 
@@ -264,19 +262,21 @@ def test_what_no_gateway_looks_at_is_reported_at_once(
 
 
 @pytest.mark.promise("5.7")
-@pytest.mark.parametrize("is_told", [True, False])
-def test_what_a_gateway_looks_at_is_reported_once(is_told: bool) -> None:
-    """By it; at the end, if the range ended before it had looked."""
+@pytest.mark.parametrize("said", [{}, None, {"action": "flag"}, {"place": "output"}, {"value": ""}])
+def test_what_a_gateway_looks_at_is_reported_once(said: dict[str, str] | None) -> None:
+    """By it; at the end, if the range ended before, or if it was told as another one."""
     inner, recorder = guarded(range=Action.BLOCK)
     recorder.know([KnownValue(id="p/v", text=VALUE, source=ValueSource.PROTECTED)])
     recorder.record(Event(kind=Kind.NETWORK_HTTP, data={"url": VALUE_URL, "complete": True}))
-    assert recorder.flush()
-    assert hits_of(inner) == []
+    assert (recorder.flush(), hits_of(inner)) == (True, [])
     (hit,) = Scanner(recorder.spec).scan(VALUE.encode()).hits
-    if is_told:
-        recorder.record(Event(kind=Kind.GUARD_HIT, data={"digest": hit.digest, "by": "gateway"}))
+    if said is not None:
+        part = Carried(Channel.HTTP, "http.url", b"")
+        data = hit_event(part, hit, cell_id=None, action=Action.BLOCK).data
+        recorder.record(Event(kind=Kind.GUARD_HIT, data={**data, "by": "gateway", **said}))
     recorder.close()
-    assert [hit.get("by") for hit in hits_of(inner)] == ["gateway" if is_told else None]
+    by = ["gateway"] * (said is not None) + [None] * (said != {})
+    assert [hit.get("by") for hit in hits_of(inner)] == by
 
 
 def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,12 +288,12 @@ def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch
     recorder.know([KnownValue(id=f"p/{each}", text=each, source=protected) for each in texts])
     for text in (*texts, texts[0]):
         recorder.record(output(text.encode()))
-        recorder.record(
-            Event(kind=Kind.GUARD_HIT, data={"digest": recorder.spec.digest(text.encode())})
-        )
+        told = {"digest": recorder.spec.digest(text.encode()), "place": "range", "action": "block"}
+        told |= {"class": "protected", "value": f"p/{text}"}
+        recorder.record(Event(kind=Kind.GUARD_HIT, data=told))
     assert recorder.flush()
     assert len(recorder._seen) == len(recorder._told) == 8
-    found = [hit["value"] for hit in hits_of(inner) if "value" in hit]
+    found = [hit["value"] for hit in hits_of(inner) if "evidence" in hit]
     assert found == [f"p/{each}" for each in (*texts, texts[0])]
     url: dict[str, JsonValue] = {"url": f"http://a/{texts[0]}", "complete": True}
     recorder.record(Event(kind=Kind.NETWORK_HTTP, data=url))

@@ -90,7 +90,7 @@ class RangeWatch:
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
         self.error: BelljarError | None = None
-        self.certificate = b""
+        self.certificate, self._stderr = b"", b""
         self.closing = False
         self.milestones = queue.SimpleQueue[str | None]()
         # The supervisor's answers, in order; None ends them.
@@ -108,7 +108,6 @@ class RangeWatch:
         self._unreported = self._recorded_bytes = 0
         self._max_recorded_bytes = spec.network.bounds.recorded_bytes
         self._gateway_done = threading.Event()
-        self._stderr = b""
         self._requesting, self._send_lock = threading.Lock(), threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
         self._waited_s = 0.0  # one message after the other
@@ -312,14 +311,14 @@ class RangeWatch:
         except WireViolationError as exc:
             raise self._violation(str(exc)) from exc
         match message:
-            case None:
-                pass
+            case None | Item(kind=ipc.ALIVE):
+                self._spend(_LINE_BYTES)  # else a flood of what is on no record would have no end
+                if message is not None:
+                    self._send(ipc.encode_ack(message.id))
             case Item(kind=ipc.READY):
                 self.certificate = str(message.data.get("certificate", "")).encode()
                 self._send(ipc.encode_ack(message.id))
                 self.milestones.put("ready")
-            case Item(kind=ipc.ALIVE):
-                self._send(ipc.encode_ack(message.id))
             case Item(kind=ipc.ENDED):
                 if not self._is_ending:
                     raise self._violation("it has ended without a request")
@@ -349,8 +348,7 @@ class RangeWatch:
         named = {**data, "range": self._range}
         event = Event(kind=Kind(kind), data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
         try:
-            with self._recording:
-                self._spend(event)
+            self._spend(cost_bytes(event), event)
         except InvalidEventError as exc:
             what = f"a part of the range sent what can't be recorded: {exc.what}"
             raise ProtocolViolation(what, where=self._where) from exc
@@ -358,21 +356,23 @@ class RangeWatch:
             what = f"an event of the range can't be recorded: {exc}"
             raise LedgerError(what, where=self._where) from exc
 
-    def _spend(self, event: Event) -> None:
-        after_bytes, limit = self._recorded_bytes + cost_bytes(event), self._max_recorded_bytes
-        if after_bytes <= limit:
-            self._recorded_bytes = after_bytes
-            self._recorder.record(event)
-            return
-        if not self._is_full:
-            self._is_full = True
-            data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
-            data |= {"value": limit, "effect": "the range ends"}
-            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
+    def _spend(self, cost: int, event: Event | None = None) -> None:
+        limit = self._max_recorded_bytes
+        with self._recording:
+            if self._recorded_bytes + cost <= limit:
+                self._recorded_bytes += cost
+                if event is not None:
+                    self._recorder.record(event)
+                return
+            if not self._is_full:
+                self._is_full = True
+                data: dict[str, JsonValue] = {"range": self._range, "limit": RECORD_LIMIT}
+                data |= {"value": limit, "effect": "the range ends"}
+                self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=data))
         if not self._is_ending:
             what = f"the range has put {format_size(limit)} on record, which is all that it may"
             raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
-        self._unreported += 1
+        self._unreported += event is not None
 
     def _answer(self, number: int, what: str, body: bytes) -> None:
         try:

@@ -105,17 +105,18 @@ def test_what_has_no_room_on_record_ends_the_range() -> None:
     with watched(recorder) as scene:
         scene.gateway.settimeout(TIMEOUT_S)
         for number in range(1, 100):
-            (datagram,) = encode_event(number, attempt(1000))
-            scene.gateway.send(datagram)
+            scene.gateway.send(encode_event(number, attempt(1000))[0])
             if scene.died:
                 break
     attempts = [each for each in recorder.events if each.kind == Kind.NETWORK_ATTEMPT]
     recorded_bytes = sum(map(cost_bytes, attempts))
     assert recorded_bytes <= MAX_BYTES < recorded_bytes + cost_bytes(attempts[0])
-    assert {event.data["what"] for event in attempts} == {"x" * 1000}
-    assert [type(error) for error in scene.died] == [CellError]
+    assert {*map(type, scene.died), *(e.data["what"] for e in attempts)} == {CellError, "x" * 1000}
     limits = [each.data for each in recorder.events if each.kind == Kind.LIMIT_HIT]
     assert [(limit["limit"], limit["value"]) for limit in limits] == [("range_record", MAX_BYTES)]
+    with watched(recorder) as scene:  # Nor without end by what is on no record
+        scene.send(*[Item(ALIVE, {})] * (MAX_BYTES // 512 + 1))
+        assert scene.told.wait(TIMEOUT_S)
 
 
 def test_at_the_end_what_has_no_room_is_counted() -> None:
@@ -128,9 +129,8 @@ def test_at_the_end_what_has_no_room_is_counted() -> None:
         scene.gateway.settimeout(TIMEOUT_S)
         acknowledged = list[int]()
         while 5 not in acknowledged:
-            said = json.loads(scene.gateway.recv(1 << 16))
-            acknowledged += [said["ack"]] if "ack" in said else []
-    assert acknowledged == [1, 2, 5]
+            acknowledged.append(json.loads(scene.gateway.recv(1 << 16)).get("ack", 0))
+    assert [each for each in acknowledged if each] == [1, 2, 5]
     kinds = [Kind.NETWORK_ATTEMPT, Kind.NETWORK_ATTEMPT, Kind.LIMIT_HIT]
     assert ([event.kind for event in recorder.events], scene.died) == (kinds, [])
     # One more, as the gateway has not said that it has ended
