@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.gateway import Gateway, read_all, running
+from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
@@ -32,11 +34,15 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 def captured(file: Path, port: int) -> Iterator[None]:
     """Write the packets from and to a port of loopback to a file meanwhile."""
     argv = ["tcpdump", "-i", "lo", "-Z", "root", "-U", "--immediate-mode", "-w", str(file)]
-    with subprocess.Popen([*argv, f"tcp port {port}"], stderr=subprocess.PIPE) as process:
+    words = [*argv, f"tcp port {port} or udp port 9"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"listening" in process.stderr.readline()
         try:
             yield
+            with socket.socket(type=socket.SOCK_DGRAM) as last:
+                last.sendto(b"the last packet", ("127.0.0.1", 9))
+            wait_for(lambda: b"the last packet" in file.read_bytes(), "all packets in the file")
         finally:
             process.terminate()
 
