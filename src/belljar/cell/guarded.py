@@ -103,9 +103,10 @@ class GuardedRecorder:
     def record(self, event: Event) -> int:
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
+            told = _told(event.data)
             with self._lock:
-                _count(self._told, _told(event.data))
-                self._held.pop(_told(event.data), None)
+                _count(self._told, told)
+                self._held.pop(told, None)
         contacts = self._contacts
         if contacts is not None:
             if self._reports_touches:

@@ -27,7 +27,6 @@ from belljar.ledger.verification import (
     verification_text,
 )
 from belljar.ledger.verification import verify as verify_run
-from belljar.report.reading import ProbeTracker
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
@@ -106,6 +105,8 @@ def show(
     Example:
       belljar ledger show last --kind exec --output
     """
+    from belljar.report.reading import ProbeTracker
+
     path, tracker, number, hidden, is_empty = run_path(run), ProbeTracker(), 0, 0, True
     with console.reading(f"{path}: no ledger to read"):
         for number, event in read_lines(path):

@@ -24,7 +24,7 @@ from belljar.harness.config import (
     settled,
 )
 from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
-from belljar.image.store import MissingImage, Store, missing_images
+from belljar.image.store import Image, MissingImage, Store, missing_images
 from belljar.plan.make import granted, make_plan
 from belljar.policy.limits import demanded_tier
 from belljar.units import printable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from belljar.host.model import HostFacts
     from belljar.plan.model import ImageFacts, Plan
     from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.model import Policy
 
 
 def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
@@ -71,30 +72,35 @@ def with_images(
 
 def image_differences(store: Store, policy: LoadedPolicy) -> tuple[Difference, ...]:
     found = list[Difference]()
-    rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
     for name in policy.policy.images:
         with suppress(HostError):  # a missing image has no configuration, and is refused
-            image = store.find(name)
-            facts, kind = list[Difference](), DifferenceKind.CHANGED
-            if image.healthcheck:
-                detail = "it is asked, at least once a second, until healthy for the first time"
-                facts.append(Difference(kind=kind, key="HEALTHCHECK", detail=detail))
-            if image.stop_signal:
-                detail = "a cell is destroyed at once: no signal is sent to its program first"
-                kind = DifferenceKind.DROPPED
-                facts.append(Difference(kind=kind, key="STOPSIGNAL", detail=detail))
-            if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
-                kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
-                detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
-                if image.setuid_programs == "removed":
-                    hint = "import it again with --keep-setuid"
-                    detail = "its programs lost the bit at import: `su` and `sudo` gain nothing"
-                elif granted(rights, tier).setuid_programs:
-                    kind, hint = DifferenceKind.GRANTED, ""
-                    detail = "its programs gain their owner's rights, at most the cell's root's"
-                facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
-            found += [replace(fact, where=f"image {name}") for fact in facts]
+            rows = _image_rows(store.find(name), policy.policy)
+            found += [
+                Difference(kind=kind, where=f"image {name}", key=key, detail=detail, hint=hint)
+                for kind, key, detail, hint in rows
+            ]
     return tuple(found)
+
+
+def _image_rows(image: Image, policy: Policy) -> Iterator[tuple[DifferenceKind, str, str, str]]:
+    if image.healthcheck:
+        detail = "it is asked, at least once a second, until healthy for the first time"
+        yield DifferenceKind.CHANGED, "HEALTHCHECK", detail, ""
+    if image.stop_signal:
+        detail = "a cell is destroyed at once: no signal is sent to its program first"
+        yield DifferenceKind.DROPPED, "STOPSIGNAL", detail, ""
+    rights, tier = policy.rights, demanded_tier(policy.risk, policy.tier)
+    if rights is None or rights.setuid_programs == "off" or not image.setuid_programs:
+        return
+    if image.setuid_programs == "removed":
+        detail = "its programs lost the bit at import: `su` and `sudo` gain nothing"
+        yield DifferenceKind.DROPPED, "set-user-ID", detail, "import it again with --keep-setuid"
+    elif granted(rights, tier).setuid_programs:
+        detail = "its programs gain their owner's rights, at most the cell's root's"
+        yield DifferenceKind.GRANTED, "set-user-ID", detail, ""
+    else:
+        detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+        yield DifferenceKind.DROPPED, "set-user-ID", detail, "run it with --tier microvm"
 
 
 def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:

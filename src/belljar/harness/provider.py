@@ -382,8 +382,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         try:
             async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLargeError):
-                most_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-                contents = await self.cell.read_file(file, max_bytes=most_bytes)
+                max_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+                contents = await self.cell.read_file(file, max_bytes=max_bytes)
         except FileTooLargeError:
             raise OutputLimitExceededError(
                 limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None
