@@ -3,11 +3,11 @@ prints what it said, then how it ended.
 
 STAGE holds `root` (the jail's), `tree`, `bundle` and `out`, or of a VMM's jail `root` and `image`.
 ALTERED: "vmm" (the jail of a VMM, whose PROGRAM is the probe's mode; of all others it is a
-runtime's); "plain"; "writer" (no init, and nothing but a writable directory `out`); "network" (a
-network namespace, into which nobody puts a link), "unconnected" (the same, and nobody says that it
-is there), "forsaken" (the same, and nobody is left to say it). A program of its own so that an
-ordinary user's interpreter can run it, and so that it can be killed. A line on standard input is
-passed on; its end is not.
+runtime's); "plain"; "brief" (its start may not be heard of before its end); "writer" (no init, and
+nothing but a writable directory `out`); "network" (a network namespace, into which nobody puts a
+link), "unconnected" (the same, and nobody says that it is there), "forsaken" (the same, and nobody
+is left to say it). A program of its own so that an ordinary user's interpreter can run it, and so
+that it can be killed. A line on standard input is passed on; its end is not.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
             is_watched = program[0] == "stay"  # another may have ended before its start is heard of
         else:
             jail, ours = start_runtimes(stage, lifetime_s, altered, program)
-            said, is_watched = ours.makefile("rb"), altered != "writer" and "look" not in program
+            is_brief = altered in ("writer", "brief") or "look" in program
+            said, is_watched = ours.makefile("rb"), not is_brief
         try:
             if altered in NETWORKED:
                 await connect(jail, altered)

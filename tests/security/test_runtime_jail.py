@@ -290,11 +290,11 @@ def test_a_race_that_an_image_wins_against_runc_gives_it_nothing(stage: Stage) -
     link.symlink_to(target)
     try:
         config.write_text(json.dumps(made))
-        said = stage.run(*RUNC)
+        said = stage.run(*RUNC, altered="brief")
     finally:
         link.unlink()
         config.write_text(plain)
-    assert said["redirected"] == "1"
+    assert said.get("redirected") == "1", said
     assert int(said["written"]) == EACCES
     assert int(said["remounted"]) == EPERM
 
