@@ -146,7 +146,7 @@ def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(nodes: Nod
         files = (path for path in home.rglob("*") if path.is_file())
         small = (path for path in files if path.stat().st_size < 1 << 20)
         assert not [path for path in small if secret in path.read_bytes()]
-        assert name in {node, *lost} or not list((home / "fleet").iterdir())
+        assert name in {node, *lost} or not list((home / "fleet").rglob("*"))
     assert nothing_runs(nodes)
 
 

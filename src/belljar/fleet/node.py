@@ -185,7 +185,12 @@ def run_unit(
 
 def clear(fleet: str) -> None:
     """Remove the fleet's files. Run directories stay as evidence."""
-    shutil.rmtree(_folder(fleet), ignore_errors=True)
+    folder = _folder(fleet)
+    gone = folder.with_name(f"{fleet}.gone")
+    # First its name: the head's next sign of life would write a file into it meanwhile.
+    with suppress(OSError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:

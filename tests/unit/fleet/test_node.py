@@ -49,17 +49,27 @@ def test_the_record_of_a_process_that_died_is_sent(
 
 def test_settings_go_along_and_secrets_and_choices_of_samples_do_not() -> None:
     """Options go along, but neither keys of the head nor which samples it selects."""
-    environ = {
-        "INSPECT_EVAL_MAX_RETRIES": "3",
-        "BELLJAR_POLICY": "low",
-        "INSPECT_EVAL_LIMIT": "5",
-        "INSPECT_EVAL_SAMPLE_ID": "a",
-        "INSPECT_EVAL_SAMPLE_SHUFFLE": "1",
-        "OPENAI_API_KEY": "secret",
-        "RAY_AUTH_TOKEN": "secret",
-    }
-    kept = {name: environ[name] for name in ("INSPECT_EVAL_MAX_RETRIES", "BELLJAR_POLICY")}
-    assert settings_of(environ) == kept
+    kept = {"INSPECT_EVAL_MAX_RETRIES": "3", "BELLJAR_POLICY": "low"}
+    choices = ("LIMIT", "SAMPLE_ID", "SAMPLE_SHUFFLE")
+    others = [*(f"INSPECT_EVAL_{each}" for each in choices), "OPENAI_API_KEY", "RAY_AUTH_TOKEN"]
+    assert settings_of({**kept, **dict.fromkeys(others, "5")}) == kept
+
+
+def test_a_sign_of_life_while_a_node_clears_leaves_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head gives them until it leaves, and so while a run's files are removed."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    (tmp_path / "fleet" / "f" / "task").mkdir(parents=True)
+    rmdir, watch = os.rmdir, node.HeadWatch("f")
+
+    def late(*words: Any, **options: Any) -> None:  # noqa: ANN401 - as `os.rmdir` takes them
+        watch.beat(1, stop=False)
+        rmdir(*words, **options)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    node.clear("f")
+    assert not list((tmp_path / "fleet").iterdir())
 
 
 class Here:

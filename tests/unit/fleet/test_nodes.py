@@ -112,16 +112,11 @@ def test_a_node_whose_answer_is_none_is_refused_alone(tmp_path: Path, said: obje
 def test_a_cell_counts_with_the_memory_of_its_policy(tmp_path: Path) -> None:
     """4 GiB hold one sample of 3 GiB, none of 5; who needs hardware gets a node that has it."""
     engine = Offering([{"key": "a" * 64}, {"key": "b" * 64, "offer": {HARDWARE: 1.0}}])
-    cells = {
-        memory_mib: [
-            node.cells
-            for node in describe_nodes(
-                cast("Engine", engine), tmp_path, replace(TASK, memory_mib=memory_mib)
-            )
-            if not node.refusal
-        ]
-        for memory_mib in (1024, 3072, 5120)
-    }
+    cells = dict[int, list[int]]()
+    for memory_mib in (1024, 3072, 5120):
+        task = replace(TASK, memory_mib=memory_mib)
+        found = describe_nodes(cast("Engine", engine), tmp_path, task)
+        cells[memory_mib] = [node.cells for node in found if not node.refusal]
     assert cells == {1024: [2, 2], 3072: [1, 1], 5120: []}
     unnamed = Offering([{"key": "a" * 64, "offer": {MEMORY: None}}])
     assert MEMORY in refusals(unnamed, tmp_path)[0]

@@ -42,10 +42,7 @@ OWN_ERROR = {"errors": ("t: error: IndexError",)}
 NO_DISK = {"errors": ("no space",), "failure_code": 5}
 DIED = {"problems": (Reason(code=Code.LEDGER_UNFINISHED),), "errors": ("it did not finish",)}
 # What is left of a sample whose process died: neither probed at the end nor destroyed.
-CUT = (
-    *(Code.LEDGER_UNFINISHED, Code.RUN_END_MISSING),
-    *(Code.CELL_NOT_DESTROYED, Code.PROBES_MISSING),
-)
+CUT = (Code.LEDGER_UNFINISHED, Code.RUN_END_MISSING, Code.CELL_NOT_DESTROYED, Code.PROBES_MISSING)
 
 
 @pytest.mark.parametrize(
