@@ -34,7 +34,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 def captured(file: Path, port: int) -> Iterator[None]:
     """Write the packets from and to a port of loopback to a file meanwhile."""
     argv = ["tcpdump", "-i", "lo", "-Z", "root", "-U", "--immediate-mode", "-w", str(file)]
-    words = [*argv, f"tcp port {port} or udp port 9"]
+    words = [*argv, "-B65536", f"tcp port {port} or udp port 9"]  # its own buffer holds 16 packets
     with subprocess.Popen(words, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"listening" in process.stderr.readline()
